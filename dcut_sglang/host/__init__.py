@@ -1,0 +1,1 @@
+"""The SGLang adapter: the only part of the package that imports sglang."""

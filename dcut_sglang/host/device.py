@@ -1,0 +1,22 @@
+"""The pieces of the decode step that differ by device."""
+
+from __future__ import annotations
+
+import torch
+
+
+def adapt_draft_model(model: torch.nn.Module, device: str | torch.device) -> None:
+    """Undo what a loaded draft model assumes about the device, in place."""
+    if torch.device(device).type == "cpu":
+        from dcut_sglang.host.cpu.dflash import adapt_draft_model as adapt_for_cpu
+
+        adapt_for_cpu(model)
+
+
+def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
+    """Index of the largest logit of each row: int64 [rows]. No host sync.
+
+    ``max`` and ``argmax`` agree, first index on ties; on a CPU ``argmax`` of bf16 rows is four
+    times slower.
+    """
+    return logits.max(dim=-1).indices if logits.device.type == "cpu" else logits.argmax(dim=-1)

@@ -1,0 +1,126 @@
+"""Draft one block per request, with the drafter's confidence in each draft.
+
+The forward is DFLASH's (srt/speculative/dflash_worker_v2.py): anchor + masks through the draft
+model in TARGET_VERIFY mode, drafts read off the target's head. What DCUT adds is the
+probability of each draft, from the same logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.lora.layers import unwrap_lora_layer
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+    enable_num_token_non_padded,
+)
+from sglang.srt.speculative.draft_worker_common import make_draft_block_spec_info
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_utils import draft_tp_context
+
+from dcut_sglang.host.window import BlockWindow
+
+# Rows of logits computed at a time: bounds memory at large batches, and keeps a chunk of a
+# 50k vocabulary in a CPU's last-level cache between the two passes over it.
+_HEAD_CHUNK_ROWS = 64
+
+
+@dataclass(frozen=True)
+class DraftBlock:
+    """What the drafter proposes in one step.
+
+    Attributes:
+        tokens: int64 [bs, D], the anchor in column 0, the drafts behind it.
+        confidence: float32 [bs, D-1], probability that the drafter gives each of its drafts.
+    """
+
+    tokens: torch.Tensor
+    confidence: torch.Tensor
+
+
+def no_drafts(window: BlockWindow) -> DraftBlock:
+    """The block of a plain step: the anchor, and drafts that nothing will look at."""
+    tokens = torch.zeros_like(window.positions)
+    tokens[:, 0] = window.anchors
+    return DraftBlock(tokens, torch.zeros(tokens[:, 1:].shape, device=tokens.device))
+
+
+def draft_block(worker: Any, batch: Any, window: BlockWindow) -> DraftBlock:
+    """Run the drafter over every request's block. No host sync."""
+    hidden = _draft_forward(worker, batch, window)
+    bs, block_size = window.bs, window.block_size
+    hidden = hidden.view(bs, block_size, -1)[:, 1:].reshape(bs * (block_size - 1), -1)
+    head = unwrap_lora_layer(worker.target_worker.model_runner.model.lm_head)
+    num_org = head.shard_indices.num_org_elements if hasattr(head, "shard_indices") else None
+    drafts, confidence = greedy_with_confidence(hidden, head.weight[:num_org])
+    tokens = torch.cat([window.anchors[:, None], drafts.view(bs, -1)], dim=1)
+    return DraftBlock(tokens, confidence.view(bs, -1))
+
+
+def greedy_with_confidence(
+    hidden: torch.Tensor, head_weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Most likely token of each row, and its softmax probability.
+
+    ``max`` gives both value and index (on a CPU, ``argmax`` of bf16 logits alone is four times
+    slower), and the probability of the maximum is 1 / sum(exp(logits - max)).
+
+    Args:
+        hidden: [rows, hidden], draft hidden states.
+        head_weight: [vocab, hidden], the target's head.
+
+    Returns:
+        int64 [rows] and float32 [rows]. No host sync.
+    """
+    tokens, confidence = [], []
+    for chunk in hidden.to(head_weight.dtype).split(_HEAD_CHUNK_ROWS):
+        logits = torch.matmul(chunk, head_weight.t()).float()
+        top, token = logits.max(dim=-1)
+        tokens.append(token)
+        confidence.append(logits.sub_(top[:, None]).exp_().sum(dim=-1).reciprocal())
+    return torch.cat(tokens), torch.cat(confidence)
+
+
+def _draft_forward(worker: Any, batch: Any, window: BlockWindow) -> torch.Tensor:
+    """Draft model over the dense window: hidden states [bs * D, hidden]."""
+    bs, block_size, device = window.bs, window.block_size, window.positions.device
+    block_ids = torch.full_like(window.positions, worker.mask_token_id)
+    block_ids[:, 0] = window.anchors
+    embedding = unwrap_lora_layer(worker.target_worker.model_runner.model.get_input_embeddings())
+    input_embeds = embedding(block_ids) * worker.noise_embed_scale
+
+    host_lens = batch.seq_lens_cpu
+    if host_lens is None:
+        host_lens = batch.spec_info.nxt_kv_lens_cpu  # what is reserved: an upper bound
+    else:
+        host_lens = host_lens + block_size
+    forward_batch = ForwardBatch(
+        forward_mode=ForwardMode.TARGET_VERIFY,
+        batch_size=bs,
+        input_ids=block_ids.reshape(-1),
+        req_pool_indices=batch.req_pool_indices,
+        seq_lens=window.prefix_lens,
+        out_cache_loc=window.slots.reshape(-1),
+        seq_lens_sum=int(host_lens.sum()),
+        seq_lens_cpu=host_lens.to(torch.int32),
+        positions=window.positions.reshape(-1),
+        input_embeds=input_embeds.view(bs * block_size, -1),
+        spec_algorithm=SpeculativeAlgorithm.DFLASH,
+        spec_info=make_draft_block_spec_info(draft_token_num=block_size, device=device),
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+        num_token_non_padded=(
+            torch.full((), bs * block_size, dtype=torch.int32, device=device)
+            if enable_num_token_non_padded()
+            else None
+        ),
+        global_num_token_non_padded_cpu=bs * block_size,
+        can_run_decode_cuda_graph=batch.can_run_decode_cuda_graph,
+    )
+    window.plan.bind(forward_batch, worker.draft_model_runner.kv_index_translator)
+    with torch.inference_mode(), draft_tp_context(worker.draft_parallel_layout):
+        out = worker.draft_model_runner.forward(forward_batch)
+    return out.logits_output.hidden_states

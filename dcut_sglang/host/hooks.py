@@ -1,0 +1,107 @@
+"""Every function of SGLang that DCUT wraps, in one table.
+
+Hooks are the third choice, after registering and subclassing, and each says why those do not
+reach. SGLang's hook registry logs a failing hook and goes on, so ``verify_hooks`` checks that
+each took; the worker calls it before serving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.runtime_context import get_spec
+
+from dcut_sglang.host import requests, state
+from dcut_sglang.host.cpu import allocation
+from dcut_sglang.host.cpu.activate import cpu_engine_enabled
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A wrapped function: its path, what wraps it, and why."""
+
+    target: str
+    wrapper: Callable[..., Any]
+    kind: HookType
+    why: str
+    cpu_only: bool = False
+
+
+def dcut_active() -> bool:
+    """Whether this server runs DCUT (the plugin is loaded for every SGLang server)."""
+    return get_spec().speculative_algorithm == "DCUT"
+
+
+def _row_headroom(extra_context_len: int) -> int:
+    """The scheduler reserves 2 * D slots past the committed length, but SGLang 0.5.23 gives a
+    request's table row only 4 + D columns past the context limit. Builtin DFLASH leaks the
+    difference when a request runs to the limit, and the scheduler dies of it."""
+    if not dcut_active():
+        return extra_context_len
+    return max(extra_context_len, 4 + 2 * int(get_spec().speculative_num_draft_tokens))
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
+        _row_headroom,
+        HookType.AFTER,
+        "sizes the scheduler's request table; no algorithm method is asked",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._create_tokenized_object",
+        requests.refuse_unserved,
+        HookType.AFTER,
+        "an algorithm can refuse a request only in the scheduler, where a streaming client "
+        "no longer gets HTTP 400",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler_components.internal_state."
+        "SchedulerInternalStateController._add_speculative",
+        state.add_dcut,
+        HookType.AFTER,
+        "/server_info asks only DSPARK for records of its own",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler_components.internal_state."
+        "SchedulerInternalStateController._update_handlers",
+        state.add_knobs,
+        HookType.AFTER,
+        "/set_internal_state has a fixed table of handlers",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.allocation.get_last_loc",
+        allocation.get_last_loc,
+        HookType.REPLACE,
+        "takes a Triton kernel unless the attention backend is named torch_native or ascend",
+        cpu_only=True,
+    ),
+)
+
+
+def active_hooks() -> tuple[Hook, ...]:
+    """The hooks that apply in this process."""
+    return tuple(hook for hook in HOOKS if cpu_engine_enabled() or not hook.cpu_only)
+
+
+def register_hooks() -> None:
+    """Hand the hooks to SGLang's registry, which applies them when all plugins are loaded."""
+    for hook in active_hooks():
+        HookRegistry.register(hook.target, hook.wrapper, hook.kind)
+
+
+def verify_hooks() -> None:
+    """Check that SGLang applied every hook.
+
+    Raises:
+        RuntimeError: the targets that are not wrapped.
+    """
+    missing = [hook.target for hook in active_hooks() if hook.target not in HookRegistry._patched]
+    if missing:
+        raise RuntimeError(
+            f"SGLang did not apply these hooks of dcut_sglang: {', '.join(missing)}; "
+            "see the log above for its reason, and run `dcut doctor`"
+        )

@@ -1,0 +1,57 @@
+"""DCUT in SGLang's internal state: shown by ``/server_info``, set by ``/set_internal_state``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dcut_sglang.force import KNOBS, apply_knob
+
+
+def _dcut_worker(controller: Any) -> Any | None:
+    from dcut_sglang.host.worker import DCutWorker
+
+    worker = controller.scheduler.draft_worker
+    return worker if isinstance(worker, DCutWorker) else None
+
+
+def add_dcut(result: None, controller: Any, state: dict[str, Any]) -> None:
+    """AFTER hook on ``_add_speculative``: the worker's description under ``dcut``."""
+    from dcut_sglang.host.hooks import dcut_active
+
+    if dcut_active():
+        worker = _dcut_worker(controller)
+        if worker is not None:
+            state["dcut"] = worker.describe()
+
+
+def add_knobs(handlers: dict[str, Any], controller: Any) -> dict[str, Any]:
+    """AFTER hook on ``_update_handlers``: one handler per knob of ``dcut_sglang.force``."""
+    from sglang.srt.managers.scheduler_components.internal_state import (
+        UpdateRejected,
+        _UpdateHandler,
+    )
+
+    worker = _dcut_worker(controller)
+    if worker is None:
+        return handlers
+
+    def validate(name: str, value: Any) -> None:
+        try:
+            # Lengths arrive one knob at a time; whether they follow each other is seen in apply.
+            if not name.startswith("dcut_verify_len_"):
+                apply_knob(worker.forced, name, value, worker.block_size)
+        except ValueError as error:
+            raise UpdateRejected(str(error)) from error
+
+    def apply(name: str, value: Any) -> None:
+        try:
+            worker.forced = apply_knob(worker.forced, name, value, worker.block_size)
+        except ValueError as error:
+            raise UpdateRejected(str(error)) from error
+
+    def reset_metrics(name: str, value: Any) -> None:
+        worker.metrics.reset()
+
+    handlers.update({name: _UpdateHandler(validate, apply) for name in KNOBS})
+    handlers["dcut_reset_metrics"] = _UpdateHandler(lambda name, value: None, reset_metrics)
+    return handlers

@@ -1,0 +1,110 @@
+"""The slots a decode step may write, dense for the draft and packed for the verify.
+
+A request's window is the D positions from its committed length on: the anchor and the D-1
+drafts. The draft block covers the whole window; the verify covers the first n[i] rows of each
+request, packed one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
+from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
+
+
+@dataclass(frozen=True)
+class BlockWindow:
+    """Dense window of one step.
+
+    Attributes:
+        anchors: int64 [bs], last known token of each request.
+        prefix_lens: int [bs], committed lengths.
+        positions: int64 [bs, D].
+        slots: int64 [bs, D], KV slots, reserved by the scheduler before the step.
+        plan: SGLang's id plan for the step, shared by draft, verify and hidden-state writes.
+    """
+
+    anchors: torch.Tensor
+    prefix_lens: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    plan: KVLocPlan
+
+    @property
+    def bs(self) -> int:
+        return self.positions.shape[0]
+
+    @property
+    def block_size(self) -> int:
+        return self.positions.shape[1]
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Rows of the target's forward, request-major.
+
+    Attributes:
+        layout: verify lengths in SGLang's form; the attention backend reads them.
+        request: int64 [rows], request of each row.
+        index: int64 [rows], its place in the flattened [bs, D] window.
+        positions: int64 [rows].
+        slots: int64 [rows].
+    """
+
+    layout: RaggedVerifyLayout
+    request: torch.Tensor
+    index: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+
+    @property
+    def num_rows(self) -> int:
+        return self.index.numel()
+
+
+def open_window(worker: Any, batch: Any, block_size: int) -> BlockWindow:
+    """Gather the step's window from the scheduler's tables. No host sync."""
+    model_runner = worker.model_runner
+    prefix_lens = batch.seq_lens
+    positions = prefix_lens.to(torch.int64)[:, None] + torch.arange(
+        block_size, device=prefix_lens.device
+    )
+    rows = batch.req_pool_indices.to(torch.int64)[:, None]
+    slots = model_runner.req_to_token_pool.req_to_token[rows, positions].to(torch.int64)
+    host_lens = batch.seq_lens_cpu
+    plan = model_runner.kv_index_translator.plan(
+        req_pool_indices=batch.req_pool_indices,
+        seq_lens=prefix_lens,
+        seq_lens_cpu=host_lens if host_lens is not None else batch.spec_info.nxt_kv_lens_cpu,
+        write_virtual=slots.reshape(-1),
+        read_extent=block_size,
+    )
+    return BlockWindow(batch.spec_info.bonus_tokens.view(-1), prefix_lens, positions, slots, plan)
+
+
+def pack(window: BlockWindow, verify_lens: torch.Tensor, num_rows: int) -> PackedRows:
+    """Pack the first ``verify_lens[i]`` rows of every request's window.
+
+    Args:
+        verify_lens: int32 [bs], 1..D each.
+        num_rows: their sum, known on the host, so that nothing here syncs.
+    """
+    bs, device = window.bs, verify_lens.device
+    request = torch.repeat_interleave(
+        torch.arange(bs, device=device), verify_lens.to(torch.int64), output_size=num_rows
+    )
+    layout = RaggedVerifyLayout.from_verify_lens_device(
+        verify_lens=verify_lens, graph_num_tokens=num_rows
+    )
+    depth = torch.arange(num_rows, device=device) - layout.extend_start_loc.to(torch.int64)[request]
+    index = request * window.block_size + depth
+    return PackedRows(
+        layout=layout,
+        request=request,
+        index=index,
+        positions=window.positions.view(-1)[index],
+        slots=window.slots.view(-1)[index],
+    )
