@@ -3,8 +3,13 @@
 Map of the package (data flows downwards; only ``host/`` imports sglang):
 
 ``survival``   confidences -> survival probabilities -> the K best drafts of a batch
-``force``      a forced choice (ratio, lengths, plain, full) instead of the selector's
+``selector``   how many to keep: expected tokens over measured cost
+``cost``       the cost table; ``probe`` measures one within a time budget
+``force``      a forced choice (ratio, lengths, random, plain) instead of the selector's
+``accept``     greedy acceptance over packed rows, capped at the verify lengths
 ``varlen``     attention over variable-length queries, FlashInfer's plan/run interface, in torch
+``config``     everything that can be set
+``bench``      measuring servers from outside
 ``training``   the DFlash drafter as a torch module: training, evaluation, export
 ``host``       the SGLang adapter; the decode step is ``host/worker.py``
 """

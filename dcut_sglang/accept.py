@@ -22,6 +22,11 @@ class Accepted:
     out_tokens: torch.Tensor
     bonus: torch.Tensor
 
+    @property
+    def num_emitted(self) -> torch.Tensor:
+        """Tokens that each request emits, the bonus included: int64 [bs]."""
+        return self.num_drafts + 1
+
 
 def accept_greedy(
     block_tokens: torch.Tensor,
@@ -37,7 +42,8 @@ def accept_greedy(
     Args:
         block_tokens: int64 [bs, D], anchor and drafts.
         target_tokens: int64 [rows], the target's choice after each packed row.
-        index: int64 [rows], place of each row in the flattened [bs, D] window.
+        index: int64 [rows], place of each row in the flattened [bs, D] window: exactly the
+            first n[i] places of every request, each once.
         verify_lens: int [bs], n[i] = 1 + kept drafts.
 
     No host sync.
@@ -48,7 +54,8 @@ def accept_greedy(
     dense = dense.view(bs, block_size)
     # Row t predicts draft t + 1; a draft counts only if it was itself verified.
     verified = (
-        torch.arange(1, block_size, device=block_tokens.device) < verify_lens.to(torch.int64)[:, None]
+        torch.arange(1, block_size, device=block_tokens.device)
+        < verify_lens.to(torch.int64)[:, None]
     )
     correct = (block_tokens[:, 1:] == dense[:, :-1]) & verified
     num_drafts = correct.to(torch.int64).cumprod(dim=1).sum(dim=1)

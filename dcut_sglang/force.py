@@ -6,13 +6,15 @@ SGLang's ``/set_internal_state`` carries numbers only, so each form is a numeric
 ``dcut_force_plain``    1, draft nothing and verify one token per request
 ``dcut_force_random``   a seed, draw each step's verify lengths uniformly from 1..D
 ``dcut_verify_len_<i>`` 1..D, verify length of the requests whose place in the batch is i modulo
-                        the number of lengths given; ``dcut_verify_len_0`` starts a new list
+                        the number of lengths; ``dcut_verify_len_0`` starts a new list, places
+                        that were left out get 1
 
 -1 (0 for ``dcut_force_plain``) gives the choice back to the selector. The last knob set wins.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +22,7 @@ import torch
 from dcut_sglang.survival import RankedDrafts, num_kept_at_ratio
 
 MAX_FORCED_LENGTHS = 64
+MAX_SEED = 1 << 32
 KNOBS = ("dcut_force_ratio", "dcut_force_plain", "dcut_force_random") + tuple(
     f"dcut_verify_len_{i}" for i in range(MAX_FORCED_LENGTHS)
 )
@@ -27,12 +30,21 @@ KNOBS = ("dcut_force_ratio", "dcut_force_plain", "dcut_force_random") + tuple(
 
 @dataclass(frozen=True)
 class Forced:
-    """One forced choice; exactly one field is set (``plain`` counts as set when True)."""
+    """One forced choice; exactly one field is set (``plain`` counts as set when True).
+
+    Raises:
+        ValueError: none or several are set.
+    """
 
     plain: bool = False
     ratio: float | None = None
     lengths: tuple[int, ...] | None = None
     random_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        chosen = (self.ratio, self.lengths, self.random_seed)
+        if self.plain + sum(choice is not None for choice in chosen) != 1:
+            raise ValueError(f"exactly one choice must be set, got {self}")
 
     def describe(self) -> str:
         """For logs and ``/server_info``."""
@@ -45,13 +57,16 @@ class Forced:
         return f"random lengths, seed {self.random_seed}"
 
     def verify_lens(self, ranked: RankedDrafts, block_size: int, step: int) -> torch.Tensor:
-        """Verify lengths int32 [bs] of decode step ``step`` (counted by the caller)."""
+        """Verify lengths int32 [bs] of decode step ``step`` (counted by the caller).
+
+        Fixed and random lengths are made on the host and copied to the device.
+        """
         bs, device = ranked.bs, ranked.request.device
         if self.ratio is not None:
             return ranked.verify_lens(num_kept_at_ratio(self.ratio, bs, block_size))
         if self.lengths is not None:
-            lens = [self.lengths[i % len(self.lengths)] for i in range(bs)]
-            return torch.tensor(lens, dtype=torch.int32, device=device)
+            cycled = [self.lengths[i % len(self.lengths)] for i in range(bs)]
+            return torch.tensor(cycled, dtype=torch.int32, device=device)
         if self.random_seed is not None:
             generator = torch.Generator().manual_seed(self.random_seed * 1_000_003 + step)
             lens = torch.randint(1, block_size + 1, (bs,), generator=generator, dtype=torch.int32)
@@ -73,6 +88,8 @@ def apply_knob(
         if value not in (0, 1):
             raise ValueError(f"{name} must be 1 (force plain steps) or 0 (off), got {value}")
         return Forced(plain=True) if value else None
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value}")
     if value == -1:
         return None
     if name == "dcut_force_ratio":
@@ -80,13 +97,15 @@ def apply_knob(
             raise ValueError(f"{name} must be in 0..1, or -1 for off, got {value}")
         return Forced(ratio=float(value))
     if name == "dcut_force_random":
-        if value != int(value) or value < 0:
-            raise ValueError(f"{name} must be an integer seed >= 0, or -1 for off, got {value}")
+        if value != int(value) or not 0 <= value < MAX_SEED:
+            raise ValueError(
+                f"{name} must be an integer seed in 0..{MAX_SEED - 1}, or -1 for off, got {value}"
+            )
         return Forced(random_seed=int(value))
     index = int(name.rsplit("_", 1)[1])
     if value != int(value) or not 1 <= value <= block_size:
         raise ValueError(f"{name} must be an integer in 1..{block_size}, got {value}")
-    lengths = current.lengths if current and current.lengths and index > 0 else ()
-    if index != len(lengths):
-        raise ValueError(f"set dcut_verify_len_{len(lengths)} before {name}")
-    return Forced(lengths=(*lengths, int(value)))
+    known = current.lengths if current and current.lengths and index > 0 else ()
+    lengths = [*known, *(1 for _ in range(index + 1 - len(known)))]
+    lengths[index] = int(value)
+    return Forced(lengths=tuple(lengths))

@@ -61,7 +61,9 @@ class RankedDrafts:
         if not 0 <= num_kept <= self.num_drafts:
             raise ValueError(f"num_kept must be in 0..{self.num_drafts}, got {num_kept}")
         lens = torch.ones(self.bs, dtype=torch.int32, device=self.request.device)
-        return lens.index_add_(0, self.request[:num_kept], torch.ones_like(lens[:1]).expand(num_kept))
+        return lens.index_add_(
+            0, self.request[:num_kept], torch.ones_like(lens[:1]).expand(num_kept)
+        )
 
 
 def rank_drafts(survival: torch.Tensor) -> RankedDrafts:
@@ -91,7 +93,7 @@ def keep_best(survival: torch.Tensor, num_kept: int) -> torch.Tensor:
 
 
 def num_kept_at_ratio(ratio: float, bs: int, block_size: int) -> int:
-    """K = ceil(ratio * bs * (D-1)), the drafts that a keep ratio keeps over the whole batch.
+    """K = ceil(ratio * bs * (D-1)), the drafts that a ratio in 0..1 keeps over the whole batch.
 
     The product is rounded first, so that 0.1 * 30 keeps 3 drafts and not 4.
     """

@@ -6,9 +6,10 @@ hold one token, as SGLang plans them, so ``kv_indices`` are token slots of the K
 host plugs FlashInfer's wrapper into the same two calls.
 
 Work is arranged for a CPU. Requests with equal query length run as one padded batched SDPA,
-so a ragged verify of D different lengths costs at most D calls per layer instead of one per
-request, and no query row is padding. The query heads that share a KV head are folded into the
-query length, so K and V are gathered once per KV head and never expanded.
+so a ragged verify of D different lengths costs about D calls per layer instead of one per
+request (more where KV lengths differ widely), and no query row is padding. The query heads
+that share a KV head are folded into the query length, so K and V are gathered once per KV head
+and never expanded.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _Group:
 
     q_len: int
     rows: torch.Tensor | slice  # packed query rows, request-major: [n * q_len]
-    slots: torch.Tensor  # KV slots, row-major: [n * max_kv_len], padding reads slot 0
+    slots: torch.Tensor  # KV slots, row-major: [n * max_kv_len], padded with the request's first
     q_offset: torch.Tensor  # position of each request's first query in its KV: int64 [n]
     kv_len: torch.Tensor  # int64 [n]
     max_kv_len: int
@@ -41,7 +42,7 @@ class VarlenAttention:
     """Plan once per forward, run once per layer."""
 
     def __init__(self) -> None:
-        self._groups: list[_Group] = []
+        self._groups: list[_Group] | None = None
         self._num_tokens = 0
         self._causal = True
         self._window_left = -1
@@ -71,9 +72,9 @@ class VarlenAttention:
             ValueError: arrays that do not fit each other, or more queries than KV entries in a
                 causal request.
 
-        Host syncs: copies both indptr arrays to the host.
+        Host syncs: copies both indptr arrays to the host, and index arrays back.
         """
-        if qo_indptr.numel() != kv_indptr.numel():
+        if qo_indptr.numel() != kv_indptr.numel() or qo_indptr.numel() == 0:
             raise ValueError(
                 f"qo_indptr has {qo_indptr.numel()} entries and kv_indptr {kv_indptr.numel()}; "
                 "both must have bs + 1"
@@ -118,8 +119,10 @@ class VarlenAttention:
         starts = torch.tensor([kv_start[i] for i in members], device=device)
         columns = torch.arange(max_kv_len, device=device)
         valid = columns < kv_len[:, None]
-        flat = torch.where(valid, starts[:, None] + columns, 0).reshape(-1)
-        slots = torch.where(valid.reshape(-1), kv_indices.to(torch.int64)[flat], 0)
+        # Padding is masked out, but 0 * NaN is NaN: it must not read a slot that is not the
+        # request's own and may hold anything.
+        flat = torch.where(valid, starts[:, None] + columns, starts[:, None]).reshape(-1)
+        slots = kv_indices.to(torch.int64)[flat]
         first, last = q_start[members[0]], q_start[members[-1] + 1]
         rows: torch.Tensor | slice
         if last - first == q_len * len(members) and members == sorted(members):
@@ -147,8 +150,15 @@ class VarlenAttention:
             sm_scale: softmax scale, ``head_dim_qk ** -0.5`` by default.
 
         Returns:
-            [num_tokens, num_qo_heads, head_dim_vo], dtype of ``q``. No host sync.
+            [num_tokens, num_qo_heads, head_dim_vo], dtype of ``q``. Host sync in the first call
+            after a plan, where the masks are built.
+
+        Raises:
+            RuntimeError: nothing was planned.
+            ValueError: ``q`` does not fit the plan or the caches.
         """
+        if self._groups is None:
+            raise RuntimeError("plan the batch before running attention over it")
         num_rows, num_qo_heads, head_dim = q.shape
         num_kv_heads, head_dim_vo = v_cache.shape[1], v_cache.shape[2]
         if num_rows < self._num_tokens:

@@ -95,6 +95,8 @@ SEAMS = (
         (*_SELF, "reader", "kind", "cols"),
     ),
     # hooked
+    Seam("sglang.srt.server_args:ServerArgs.add_cli_args", ("parser",)),
+    Seam("sglang.srt.server_args:ServerArgs.from_cli_args", ("args",)),
     Seam("sglang.srt.mem_cache.allocation_sizing:get_req_to_token_extra_context_len", ()),
     Seam(
         "sglang.srt.managers.tokenizer_manager:TokenizerManager._create_tokenized_object",

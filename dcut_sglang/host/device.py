@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 
@@ -20,3 +22,15 @@ def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
     times slower.
     """
     return logits.max(dim=-1).indices if logits.device.type == "cpu" else logits.argmax(dim=-1)
+
+
+def step_clock(device: str | torch.device) -> float:
+    """Seconds on the clock that steps are priced on. Host sync on CUDA.
+
+    On a CPU it is the CPU time of the calling thread, which takes part in every parallel
+    region: what other processes take from this one says nothing about a step.
+    """
+    if torch.device(device).type == "cpu":
+        return time.thread_time()
+    torch.get_device_module(device).synchronize()
+    return time.perf_counter()

@@ -14,7 +14,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_spec
 
-from dcut_sglang.host import requests, state
+from dcut_sglang.host import flag, requests, state
 from dcut_sglang.host.cpu import allocation
 from dcut_sglang.host.cpu.activate import cpu_engine_enabled
 
@@ -59,6 +59,18 @@ HOOKS = (
         "no longer gets HTTP 400",
     ),
     Hook(
+        "sglang.srt.server_args.ServerArgs.add_cli_args",
+        flag.add_option,
+        HookType.AROUND,
+        "options are the fields of a sealed record; a plugin cannot declare one",
+    ),
+    Hook(
+        "sglang.srt.server_args.ServerArgs.from_cli_args",
+        flag.keep_option,
+        HookType.AFTER,
+        "carries the option's text to the scheduler processes",
+    ),
+    Hook(
         "sglang.srt.managers.scheduler_components.internal_state."
         "SchedulerInternalStateController._add_speculative",
         state.add_dcut,
@@ -93,13 +105,18 @@ def register_hooks() -> None:
         HookRegistry.register(hook.target, hook.wrapper, hook.kind)
 
 
+def missing_hooks() -> list[str]:
+    """Targets of active hooks that SGLang has not wrapped."""
+    return [hook.target for hook in active_hooks() if hook.target not in HookRegistry._patched]
+
+
 def verify_hooks() -> None:
     """Check that SGLang applied every hook.
 
     Raises:
         RuntimeError: the targets that are not wrapped.
     """
-    missing = [hook.target for hook in active_hooks() if hook.target not in HookRegistry._patched]
+    missing = missing_hooks()
     if missing:
         raise RuntimeError(
             f"SGLang did not apply these hooks of dcut_sglang: {', '.join(missing)}; "

@@ -4,33 +4,54 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-PHASES = ("draft", "decide", "verify", "commit")
+from dcut_sglang.host.device import step_clock
+from dcut_sglang.selector import Decision
+
+PHASES = ("draft", "confidence", "decide", "verify", "commit")
 
 
 class StepTimer:
-    """Wall time of a step's phases, in ms, on the host clock.
+    """Times a step's phases.
 
-    On a CPU the host clock is the device clock. On CUDA, work is only queued here, and the
-    figures are launch times.
+    ``phase_ms`` is wall time on the host; on CUDA, work is only queued there, and the figures
+    are launch times. ``step_ms`` is on the clock that the cost table was measured on, where
+    reading it costs nothing (None on CUDA).
     """
 
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        self._device = device
+        self._priced = torch.device(device).type == "cpu"
+        self._start_s = step_clock(device) if self._priced else 0.0
+        self._last_s = time.perf_counter()
+        self._apart_ms = 0.0
         self.phase_ms: dict[str, float] = {}
+        self.step_ms: float | None = None
 
     def mark(self, phase: str) -> None:
         """End ``phase`` now; the next one starts."""
-        now = time.perf_counter()
-        self.phase_ms[phase] = (now - self._last) * 1e3
-        self._last = now
+        now_s = time.perf_counter()
+        self.phase_ms[phase] = (now_s - self._last_s) * 1e3 - self._apart_ms
+        self._last_s, self._apart_ms = now_s, 0.0
 
-    @property
-    def total_ms(self) -> float:
-        return sum(self.phase_ms.values())
+    @contextmanager
+    def apart(self, phase: str) -> Iterator[None]:
+        """Count what runs inside under ``phase`` instead of the phase that is running."""
+        start_s = time.perf_counter()
+        yield
+        elapsed_ms = (time.perf_counter() - start_s) * 1e3
+        self.phase_ms[phase] = self.phase_ms.get(phase, 0.0) + elapsed_ms
+        self._apart_ms += elapsed_ms
+
+    def stop(self) -> None:
+        """End the step."""
+        if self._priced:
+            self.step_ms = (step_clock(self._device) - self._start_s) * 1e3
 
 
 class StepMetrics:
@@ -56,11 +77,13 @@ class StepMetrics:
         self.keep_ratio_counts: Counter[str] = Counter()
         self.phase_ms: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._drafts_accepted: torch.Tensor | int = 0
+        # Of the steps that the selector chose, to compare its predictions with what came.
+        self.selected_steps = 0
+        self.selected_ms = 0.0
+        self.predicted_ms = 0.0
+        self.predicted_tokens = 0.0
 
-    def start_step(self) -> StepTimer:
-        return StepTimer()
-
-    def end_step(
+    def add(
         self,
         timer: StepTimer,
         *,
@@ -69,6 +92,7 @@ class StepMetrics:
         verified_rows: int,
         drafted: bool,
         num_accepted: torch.Tensor,
+        decision: Decision | None,
     ) -> None:
         """Add one step. ``num_accepted``: int64 [bs], kept on the device. No host sync."""
         num_drafts = bs * (self.block_size - 1) if drafted else 0
@@ -84,6 +108,11 @@ class StepMetrics:
         for phase, ms in timer.phase_ms.items():
             self.phase_ms[phase] += ms
         self._drafts_accepted = self._drafts_accepted + num_accepted.sum()
+        if decision is not None and timer.step_ms is not None:
+            self.selected_steps += 1
+            self.predicted_ms += decision.predicted_ms
+            self.predicted_tokens += decision.expected_tokens
+            self.selected_ms += timer.step_ms
 
     def snapshot(self) -> dict[str, Any]:
         """Plain numbers for ``/server_info``. Syncs once with the device."""
@@ -102,6 +131,10 @@ class StepMetrics:
             "accept_length": _share(accepted + self.request_steps, self.request_steps),
             "accepted_over_kept": _share(accepted, self.drafts_kept),
             "keep_ratio_counts": dict(sorted(self.keep_ratio_counts.items())),
+            "selected_steps": self.selected_steps,
+            "selected_ms": round(self.selected_ms, 3),
+            "predicted_ms": round(self.predicted_ms, 3),
+            "predicted_tokens": round(self.predicted_tokens, 3),
             **{f"{phase}_ms": round(ms, 3) for phase, ms in self.phase_ms.items()},
         }
 
@@ -111,5 +144,5 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def _ratio_label(kept: int, num_drafts: int) -> str:
-    """Kept share of the proposed drafts, to a tenth of a percent; "plain" where none were."""
-    return f"{kept / num_drafts:.3f}" if num_drafts else "plain"
+    """Kept share of the proposed drafts, to a twentieth; "plain" where none were."""
+    return f"{round(20 * kept / num_drafts) / 20:.2f}" if num_drafts else "plain"

@@ -13,6 +13,9 @@ from sglang.srt.platforms import current_platform
 from sglang.srt.speculative.dflash_utils import DFlashDraftConfig, parse_dflash_draft_config
 from sglang.srt.utils.hf_transformers_utils import get_config
 
+from dcut_sglang.host.cpu.activate import BACKEND_NAME
+from dcut_sglang.host.flag import read_config
+
 logger = logging.getLogger(__name__)
 
 # As SGLang sets for DFLASH; plain decoding and DFLASH arms of a comparison must set the same.
@@ -43,10 +46,22 @@ REFUSALS = (
         "DCUT needs a DFlash drafter: pass --speculative-draft-model-path",
     ),
     Refusal(
+        lambda a: a.attention_backend not in (None, BACKEND_NAME),
+        "DCUT verifies another number of tokens for each request, which on a CPU only "
+        f"--attention-backend {BACKEND_NAME} computes right: leave the option out",
+    ),
+    Refusal(
+        lambda a: a.speculative_draft_attention_backend not in (None, BACKEND_NAME),
+        "DCUT's drafter needs non-causal attention, which on a CPU only "
+        f"{BACKEND_NAME} computes: leave out --speculative-draft-attention-backend",
+    ),
+    Refusal(
         lambda a: a.tp_size != 1,
         "DCUT does not serve tensor parallelism yet: leave out --tp-size",
     ),
-    Refusal(lambda a: a.pp_size != 1, "DCUT does not serve pipeline parallelism: leave out --pp-size"),
+    Refusal(
+        lambda a: a.pp_size != 1, "DCUT does not serve pipeline parallelism: leave out --pp-size"
+    ),
     Refusal(
         lambda a: a.dp_size != 1 or a.enable_dp_attention,
         "DCUT does not serve data parallelism inside one server: leave out --dp-size and "
@@ -80,7 +95,8 @@ REFUSALS = (
     ),
     Refusal(
         lambda a: a.speculative_draft_window_size is not None,
-        "DCUT does not serve a windowed drafter cache yet: leave out --speculative-draft-window-size",
+        "DCUT does not serve a windowed drafter cache yet: "
+        "leave out --speculative-draft-window-size",
     ),
     Refusal(
         lambda a: bool(a.enable_return_hidden_states),
@@ -91,6 +107,14 @@ REFUSALS = (
         or a.speculative_accept_threshold_acc < 1.0,
         "DCUT accepts only what the target itself would emit: leave out "
         "--speculative-accept-threshold-single and --speculative-accept-threshold-acc",
+    ),
+    Refusal(
+        lambda a: bool(a.enable_unified_memory),
+        "DCUT does not serve the unified memory pool: leave out --enable-unified-memory",
+    ),
+    Refusal(
+        lambda a: bool(a.disable_cuda_graph_padding),
+        "DCUT needs padded graphs: leave out --disable-cuda-graph-padding",
     ),
     Refusal(
         lambda a: float(os.environ.get("SGLANG_SIMULATE_ACC_LEN", "-1")) > 0,
@@ -111,12 +135,11 @@ def check(server_args: Any) -> None:
     sentences = [refusal.sentence for refusal in REFUSALS if refusal.asked_for(server_args)]
     if sentences:
         raise ValueError(". ".join(sentences) + ".")
+    logger.info("DCUT configuration: %s", json.dumps(read_config(server_args).to_dict()))
     draft_config = load_draft_config(server_args)
-    check_drafter(
-        draft_config,
-        target=_load_config("target model", server_args.model_path, server_args).get_text_config(),
-        drafter=server_args.speculative_draft_model_path,
-    )
+    target = _load_config("target model", server_args.model_path, server_args).get_text_config()
+    check_target(target, server_args.model_path)
+    check_drafter(draft_config, target=target, drafter=server_args.speculative_draft_model_path)
     resolve_block_size(server_args, draft_config)
 
 
@@ -180,6 +203,21 @@ def resolve_block_size(server_args: Any, draft_hf_config: Any) -> int:
     return int(block_size)
 
 
+def check_target(target: Any, model: str) -> None:
+    """Refuse targets whose layers carry state from row to row or assume equal rows.
+
+    Raises:
+        ValueError: naming what the config says.
+    """
+    layer_types = set(getattr(target, "layer_types", None) or ())
+    stateful = sorted(layer_types - {"full_attention", "sliding_attention"})
+    if stateful or getattr(target, "ssm_cfg", None) or getattr(target, "mamba_d_state", None):
+        raise ValueError(
+            f"DCUT: {model} has layers with a recurrent state ({', '.join(stateful) or 'mamba'}), "
+            "which are not verified at different lengths yet; use --speculative-algorithm DFLASH."
+        )
+
+
 def check_drafter(draft_hf_config: Any, *, target: Any, drafter: str) -> None:
     """Refuse a checkpoint that is no plain DFlash drafter, or one made for another target.
 
@@ -216,9 +254,6 @@ def check_drafter(draft_hf_config: Any, *, target: Any, drafter: str) -> None:
 
 
 def _load_config(what: str, path: str, server_args: Any) -> Any:
-    looks_local = os.path.isabs(path) or path.startswith((".", "~")) or path.count("/") > 1
-    if looks_local and not os.path.isdir(path):
-        raise ValueError(f"DCUT: the {what} folder {path} does not exist; check the path.")
     try:
         return get_config(
             path,

@@ -36,18 +36,14 @@ def add_knobs(handlers: dict[str, Any], controller: Any) -> dict[str, Any]:
         return handlers
 
     def validate(name: str, value: Any) -> None:
+        # Everything is checked here: SGLang does not catch what apply raises.
         try:
-            # Lengths arrive one knob at a time; whether they follow each other is seen in apply.
-            if not name.startswith("dcut_verify_len_"):
-                apply_knob(worker.forced, name, value, worker.block_size)
+            apply_knob(worker.forced, name, value, worker.block_size)
         except ValueError as error:
             raise UpdateRejected(str(error)) from error
 
     def apply(name: str, value: Any) -> None:
-        try:
-            worker.forced = apply_knob(worker.forced, name, value, worker.block_size)
-        except ValueError as error:
-            raise UpdateRejected(str(error)) from error
+        worker.forced = apply_knob(worker.forced, name, value, worker.block_size)
 
     def reset_metrics(name: str, value: Any) -> None:
         worker.metrics.reset()

@@ -72,9 +72,7 @@ def verify(
     return TargetOutput(logits[: rows.num_rows], hidden[: rows.num_rows], result)
 
 
-def commit_hidden(
-    worker: Any, window: BlockWindow, rows: PackedRows, hidden: torch.Tensor
-) -> None:
+def commit_hidden(worker: Any, window: BlockWindow, rows: PackedRows, hidden: torch.Tensor) -> None:
     """Write the drafter's KV for every verified row. No host sync.
 
     Rows behind the accepted ones are written too: their slots lie past the committed length,

@@ -15,15 +15,18 @@ from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 
 from dcut_sglang import __version__
-from dcut_sglang.accept import accept_greedy
+from dcut_sglang.accept import Accepted, accept_greedy
 from dcut_sglang.force import Forced
 from dcut_sglang.host.device import adapt_draft_model, argmax_rows
 from dcut_sglang.host.draft import DraftBlock, draft_block, no_drafts
+from dcut_sglang.host.flag import read_config
 from dcut_sglang.host.hooks import verify_hooks
 from dcut_sglang.host.logits import adjust_logits
-from dcut_sglang.host.metrics import StepMetrics
-from dcut_sglang.host.verify import commit_hidden, verify
-from dcut_sglang.host.window import open_window, pack
+from dcut_sglang.host.metrics import StepMetrics, StepTimer
+from dcut_sglang.host.probe import load_or_probe
+from dcut_sglang.host.verify import TargetOutput, commit_hidden, verify
+from dcut_sglang.host.window import BlockWindow, open_window, pack
+from dcut_sglang.selector import Decision, Selector
 from dcut_sglang.survival import rank_drafts, survival
 
 
@@ -35,9 +38,21 @@ class DCutWorker(DFlashWorkerV2):
         adapt_draft_model(self.draft_model, self.device)
         self.mask_token_id = int(self._mask_token_id)
         self.noise_embed_scale = self._noise_embed_scale
+        self.config = read_config(self.server_args)
+        self.selector: Selector | None = None
+        self.probe_s = 0.0
         self.forced: Forced | None = None
         self.metrics = StepMetrics(self.block_size)
         verify_hooks()
+
+    def prewarm_sampling(self) -> Any:
+        """The last thing SGLang calls before serving: measure what steps cost."""
+        result = super().prewarm_sampling()
+        with torch.inference_mode():
+            cost, self.probe_s = load_or_probe(self, self.config)
+        self.selector = Selector(cost, self.config)
+        self.metrics.reset()
+        return result
 
     def forward_batch_generation(
         self,
@@ -59,44 +74,86 @@ class DCutWorker(DFlashWorkerV2):
 
     def decode_step(self, batch: Any, on_publish: Any) -> GenerationBatchResult:
         """Draft, decide, verify, accept, commit."""
-        timer = self.metrics.start_step()
+        timer = StepTimer(self.device)
         window = open_window(self, batch, self.block_size)
-
         plain = self.forced is not None and self.forced.plain
-        drafts = no_drafts(window) if plain else draft_block(self, batch, window)
+        drafts = no_drafts(window) if plain else draft_block(self, batch, window, timer)
         timer.mark("draft")
 
-        verify_lens, num_rows = self.decide(drafts)
-        rows = pack(window, verify_lens, num_rows)
+        verify_lens, num_rows, decision = self.decide(drafts, batch)
         timer.mark("decide")
 
-        target = verify(self, batch, window, drafts, rows)
-        timer.mark("verify")
-
-        logits = adjust_logits(target.logits, batch.sampling_info, rows.request)
-        accepted = accept_greedy(drafts.tokens, argmax_rows(logits), rows.index, verify_lens)
-        num_emitted = accepted.num_drafts + 1
-        new_seq_lens = window.prefix_lens + num_emitted.to(window.prefix_lens.dtype)
-        if on_publish is not None:
-            on_publish(new_seq_lens)
-        commit_hidden(self, window, rows, target.hidden)
-        timer.mark("commit")
-
-        self.metrics.end_step(
+        target, accepted = self.verify_and_commit(
+            batch, window, drafts, verify_lens, num_rows, on_publish, timer
+        )
+        timer.stop()
+        self.metrics.add(
             timer,
             bs=window.bs,
             num_rows=num_rows,
             verified_rows=target.logits.shape[0],
             drafted=not plain,
             num_accepted=accepted.num_drafts,
+            decision=decision,
         )
-        # Kept out of the result: under overlap everything in it is copied to the host.
-        target.result.logits_output.hidden_states = None
-        target.result.logits_output.next_token_logits = None
+        return self._result(window, verify_lens, target, accepted)
+
+    def decide(self, drafts: DraftBlock, batch: Any) -> tuple[torch.Tensor, int, Decision | None]:
+        """Verify lengths int32 [bs], their sum, and the selector's reasons (None when forced).
+
+        One host sync: the expected gains of the candidates, or the forced lengths' sum.
+        """
+        bs = drafts.tokens.shape[0]
+        ranked = rank_drafts(survival(drafts.confidence))
+        if self.forced is not None:
+            verify_lens = self.forced.verify_lens(ranked, self.block_size, self.metrics.steps)
+            return verify_lens, int(verify_lens.sum()), None
+        assert self.selector is not None, "the costs are measured before serving"
+        candidates = torch.from_numpy(self.selector.candidates(bs))
+        gains = ranked.expected_accepted[candidates.to(drafts.tokens.device)].cpu().numpy()
+        decision = self.selector.choose(gains, bs, context=batch.seq_lens_sum / bs)
+        return ranked.verify_lens(decision.num_kept), decision.num_rows, decision
+
+    def verify_and_commit(
+        self,
+        batch: Any,
+        window: BlockWindow,
+        drafts: DraftBlock,
+        verify_lens: torch.Tensor,
+        num_rows: int,
+        on_publish: Any = None,
+        timer: StepTimer | None = None,
+    ) -> tuple[TargetOutput, Accepted]:
+        """What a step costs once its lengths are chosen; the probe times this very function."""
+        timer = timer or StepTimer(self.device)
+        rows = pack(window, verify_lens, num_rows)
+        target = verify(self, batch, window, drafts, rows)
+        logits = adjust_logits(target.logits, batch.sampling_info, rows.request)
+        timer.mark("verify")
+
+        accepted = accept_greedy(drafts.tokens, argmax_rows(logits), rows.index, verify_lens)
+        if on_publish is not None:
+            on_publish(window.prefix_lens + accepted.num_emitted)
+        commit_hidden(self, window, rows, target.hidden)
+        timer.mark("commit")
+        return target, accepted
+
+    def _result(
+        self,
+        window: BlockWindow,
+        verify_lens: torch.Tensor,
+        target: TargetOutput,
+        accepted: Accepted,
+    ) -> GenerationBatchResult:
+        """The fields that the scheduler reads (batch_result_processor.py, scheduler.run_batch)."""
+        # Under overlap, whatever stays in here is copied to the host.
+        output = target.result.logits_output
+        output.hidden_states = output.next_token_logits = None
+        new_seq_lens = window.prefix_lens + accepted.num_emitted
         return GenerationBatchResult(
-            logits_output=target.result.logits_output,
+            logits_output=output,
             next_token_ids=accepted.out_tokens.reshape(-1),
-            accept_lens=num_emitted.to(torch.int32),
+            accept_lens=accepted.num_emitted.to(torch.int32),
             cap_lens=verify_lens,
             can_run_cuda_graph=target.result.can_run_cuda_graph,
             next_draft_input=make_draft_input_v2(
@@ -108,21 +165,18 @@ class DCutWorker(DFlashWorkerV2):
             indexer_topk_output=target.result.indexer_topk_output,
         )
 
-    def decide(self, drafts: DraftBlock) -> tuple[torch.Tensor, int]:
-        """Verify lengths int32 [bs] and their sum; at least the anchor of every request."""
-        ranked = rank_drafts(survival(drafts.confidence))
-        if self.forced is not None:
-            verify_lens = self.forced.verify_lens(ranked, self.block_size, self.metrics.steps)
-        else:
-            verify_lens = ranked.verify_lens(ranked.num_drafts)
-        return verify_lens, int(verify_lens.sum())
-
     def describe(self) -> dict[str, Any]:
         """The ``dcut`` object of ``/server_info``. Syncs once with the device."""
+        assert self.selector is not None, "the costs are measured before serving"
         return {
             "version": __version__,
             "active": True,
             "block_size": self.block_size,
             "forced": self.forced.describe() if self.forced is not None else None,
+            "config": self.config.to_dict(),
+            "probe_s": round(self.probe_s, 3),
+            "cost_table": self.selector.cost.to_json(),
+            "kv_slots_free": self.model_runner.token_to_kv_pool_allocator.available_size(),
+            "request_slots_free": self.model_runner.req_to_token_pool.available_size(),
             **self.metrics.snapshot(),
         }

@@ -82,6 +82,4 @@ def __getattr__(name: str) -> Any:
 
 # A CUDA build on a machine without CUDA fails to import, or lacks the CPU operators: then the
 # stand-in stays.
-_next_on_path.load(
-    "sgl_kernel", usable=lambda real: hasattr(real, "assign_req_to_token_pool_cpu")
-)
+_next_on_path.load("sgl_kernel", usable=lambda real: hasattr(real, "assign_req_to_token_pool_cpu"))

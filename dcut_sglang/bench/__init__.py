@@ -1,0 +1,1 @@
+"""Measuring a running server from outside: processes, clients, waves, statistics."""

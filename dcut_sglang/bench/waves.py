@@ -1,0 +1,96 @@
+"""Waves of chat requests against one server: what a wave cost and what came back.
+
+A wave sends ``concurrency`` prompts at once and waits for all. Prompts are sent once before,
+with one token each, so that a wave finds them in the prefix cache and measures decoding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+
+from dcut_sglang.bench.server import Server
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A held-out prompt and the kind it belongs to."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class WaveResult:
+    """One wave on one server.
+
+    Attributes:
+        wall_s: from the first request sent to the last answer.
+        cpu_s: CPU seconds of the scheduler process in that time.
+        num_tokens: completion tokens of all requests.
+        texts: answers in order of the prompts.
+    """
+
+    wall_s: float
+    cpu_s: float
+    num_tokens: int
+    texts: tuple[str, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.wall_s
+
+    @property
+    def tokens_per_cpu_s(self) -> float:
+        return self.num_tokens / self.cpu_s
+
+
+class RequestFailed(RuntimeError):
+    """A request was answered with an error; carries the server's words."""
+
+
+def chat(server: Server, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
+    """One greedy request through the OpenAI-compatible API; the whole answer.
+
+    Raises:
+        RequestFailed: any status but 200.
+    """
+    answer = requests.post(
+        f"{server.url}/v1/chat/completions",
+        json={
+            "model": "default",
+            "messages": [{"role": "user", "content": prompt.text}],
+            "temperature": 0,
+            "max_tokens": max_tokens,
+        },
+        timeout=1800,
+    )
+    if answer.status_code != 200:
+        raise RequestFailed(f"HTTP {answer.status_code}: {answer.text[:500]}")
+    return answer.json()
+
+
+def warm(server: Server, prompts: Sequence[Prompt]) -> None:
+    """Bring the prompts into the server's prefix cache."""
+    with ThreadPoolExecutor(max(1, len(prompts))) as pool:
+        list(pool.map(lambda prompt: chat(server, prompt, 1), prompts))
+
+
+def run_wave(server: Server, prompts: Sequence[Prompt], max_tokens: int) -> WaveResult:
+    """Send all prompts at once and wait for the answers."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        cpu_start, start = server.scheduler_cpu_s(), time.perf_counter()
+        answers = list(pool.map(lambda prompt: chat(server, prompt, max_tokens), prompts))
+        wall_s = time.perf_counter() - start
+        cpu_s = server.scheduler_cpu_s() - cpu_start
+    return WaveResult(
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        num_tokens=sum(answer["usage"]["completion_tokens"] for answer in answers),
+        texts=tuple(answer["choices"][0]["message"]["content"] for answer in answers),
+    )

@@ -1,0 +1,139 @@
+"""DCUT's configuration: one JSON object, inline or in a file."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+Objective = Literal["throughput", "paper"]
+OBJECTIVES: tuple[str, ...] = get_args(Objective)
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used, with what was expected."""
+
+
+@dataclass(frozen=True)
+class DCutConfig:
+    """Everything that can be set about DCUT.
+
+    Attributes:
+        keep_ratios: the buckets: shares of the batch's drafts that a step may keep. Empty: every
+            number of drafts is a candidate.
+        objective: ``throughput`` weighs expected tokens with the anchors counted, per measured
+            millisecond; ``paper`` leaves the anchors out of the numerator.
+        probe_budget_s: seconds the cost probe may take at server start.
+        probe_contexts: mean context lengths at which costs are measured.
+        cost_table: a cost table file to use instead of probing; refused unless it was measured
+            under the same conditions.
+        cost_cache_dir: where probed tables are kept for the next start; empty: nowhere.
+    """
+
+    keep_ratios: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
+    objective: Objective = "throughput"
+    probe_budget_s: float = 30.0
+    probe_contexts: tuple[int, ...] = (64, 512)
+    cost_table: str | None = None
+    cost_cache_dir: str = "~/.cache/dcut_sglang"
+
+    def __post_init__(self) -> None:
+        for name in ("keep_ratios", "probe_contexts"):
+            _require(isinstance(getattr(self, name), tuple), name, "a tuple", getattr(self, name))
+        _require(
+            all(_is_number(r) and 0 <= r <= 1 for r in self.keep_ratios)
+            and len(set(self.keep_ratios)) == len(self.keep_ratios),
+            "keep_ratios",
+            "a list of different numbers in 0..1 (empty: every number of drafts)",
+            self.keep_ratios,
+        )
+        _require(self.objective in OBJECTIVES, "objective", f"one of {OBJECTIVES}", self.objective)
+        _require(
+            _is_number(self.probe_budget_s) and 0 < self.probe_budget_s < math.inf,
+            "probe_budget_s",
+            "a number of seconds > 0",
+            self.probe_budget_s,
+        )
+        _require(
+            len(self.probe_contexts) >= 2
+            and all(type(n) is int and n > 0 for n in self.probe_contexts)
+            and list(self.probe_contexts) == sorted(set(self.probe_contexts)),
+            "probe_contexts",
+            "at least two ascending numbers of tokens",
+            self.probe_contexts,
+        )
+        for name in ("cost_table", "cost_cache_dir"):
+            value = getattr(self, name)
+            _require(
+                isinstance(value, str) and (value != "" or name == "cost_cache_dir")
+                if value is not None
+                else name == "cost_table",
+                name,
+                "a path",
+                value,
+            )
+
+    @classmethod
+    def from_dict(cls, data: Any) -> DCutConfig:
+        """Read a JSON object.
+
+        Raises:
+            ConfigError: not an object, unknown keys (with the known ones), or bad values.
+        """
+        if not isinstance(data, dict):
+            raise ConfigError(f"the DCUT configuration must be a JSON object, got {data!r}")
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(set(data) - set(known))
+        if unknown:
+            raise ConfigError(
+                f"unknown DCUT setting {', '.join(unknown)}; known: {', '.join(known)}"
+            )
+        for name in ("keep_ratios", "probe_contexts"):
+            if name in data and not isinstance(data[name], list):
+                raise ConfigError(f"{name} must be a list, got {data[name]!r}")
+        values: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in data.items()
+        }
+        return cls(**values)
+
+    @classmethod
+    def parse(cls, text: str | None) -> DCutConfig:
+        """Read the command-line form: inline JSON, or the path of a JSON file; None: defaults.
+
+        Raises:
+            ConfigError: it is neither, or the values are bad.
+        """
+        if text is None or not text.strip():
+            return cls()
+        where = "--dcut-config"
+        if not text.lstrip().startswith(("{", "[", '"')):
+            where = text
+            try:
+                text = Path(text).expanduser().read_text()
+            # A path can also be no path at all (NUL), not text, or an unknown ~user.
+            except (OSError, ValueError, RuntimeError) as error:
+                raise ConfigError(
+                    f"--dcut-config takes a JSON object or the path of a JSON file: {error}"
+                ) from error
+        try:
+            return cls.from_dict(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{where} is not valid JSON: {error}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """The effective values, as ``from_dict`` reads them."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _require(holds: bool, name: str, expected: str, found: Any) -> None:
+    if not holds:
+        raise ConfigError(f"{name} must be {expected}, got {found!r}")

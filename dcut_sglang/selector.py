@@ -1,0 +1,114 @@
+"""Choose how many drafts of the batch to verify: expected tokens over measured cost.
+
+With the drafts ranked by survival, keeping K of them is expected to emit
+
+    E(K) = bs + sum of the K best survivals          tokens, in
+    C(K) = draft_ms + verify_ms(bs, bs + K, context) ms,
+
+and the selector takes the K of its candidates with the greatest E / C (D-Cut, "Objective").
+The published numerator leaves out the bs anchors, which every step emits; that over-values
+deep verification, and stays available as ``objective="paper"``.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dcut_sglang.config import DCutConfig
+from dcut_sglang.cost import CostTable
+from dcut_sglang.survival import num_kept_at_ratio
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One step's choice.
+
+    Attributes:
+        num_kept: K, drafts kept over the whole batch.
+        num_rows: bs + K, tokens that the target sees.
+        expected_tokens: E(K), anchors counted.
+        predicted_ms: C(K), draft included.
+    """
+
+    num_kept: int
+    num_rows: int
+    expected_tokens: float
+    predicted_ms: float
+
+
+class Selector:
+    """Candidates and utility for one cost table; stateless between steps.
+
+    Args:
+        cost: measured costs.
+        config: buckets and objective.
+        tiers: token totals that the host can run, ascending (captured CUDA graphs); None: any.
+            A candidate runs at the smallest tier that holds it and is filled up to it, since
+            those rows are paid for.
+    """
+
+    def __init__(
+        self, cost: CostTable, config: DCutConfig, tiers: Sequence[int] | None = None
+    ) -> None:
+        self.cost = cost
+        self.config = config
+        self.tiers = None if tiers is None else sorted(tiers)
+        self._candidates: dict[int, npt.NDArray[np.int64]] = {}
+
+    def candidates(self, bs: int) -> npt.NDArray[np.int64]:
+        """The numbers of drafts K that may be kept, ascending, distinct, read-only: int64 [n]."""
+        if bs not in self._candidates:
+            num_drafts = bs * (self.cost.block_size - 1)
+            if self.config.keep_ratios:
+                wanted = {
+                    num_kept_at_ratio(ratio, bs, self.cost.block_size)
+                    for ratio in self.config.keep_ratios
+                }
+            else:
+                wanted = set(range(num_drafts + 1))
+            filled = {self._fill(bs, kept, num_drafts) for kept in wanted}
+            self._candidates[bs] = np.array(sorted(filled), dtype=np.int64)
+            self._candidates[bs].flags.writeable = False
+        return self._candidates[bs]
+
+    def _fill(self, bs: int, num_kept: int, num_drafts: int) -> int:
+        if self.tiers is None:
+            return num_kept
+        place = bisect.bisect_left(self.tiers, bs + num_kept)
+        if place == len(self.tiers):
+            return num_kept  # beyond the largest tier: the host runs it eagerly, unpadded
+        return min(num_drafts, self.tiers[place] - bs)
+
+    def choose(self, expected_accepted: npt.ArrayLike, bs: int, context: float) -> Decision:
+        """Choose K.
+
+        Args:
+            expected_accepted: float [n], sum of the K best survivals at each of
+                ``candidates(bs)``.
+            bs: requests of the batch.
+            context: their mean committed length, in tokens.
+
+        Returns:
+            the decision; of equal utilities the one with fewer rows.
+
+        Raises:
+            ValueError: ``expected_accepted`` has another shape.
+        """
+        kept = self.candidates(bs)
+        accepted = np.asarray(expected_accepted, dtype=np.float64)
+        if accepted.shape != kept.shape:
+            raise ValueError(f"expected {kept.size} gains, got shape {accepted.shape}")
+        predicted_ms = self.cost.draft(bs, context) + self.cost.verify(bs, bs + kept, context)
+        gain = accepted if self.config.objective == "paper" else bs + accepted
+        best = int(np.argmax(gain / predicted_ms))
+        return Decision(
+            num_kept=int(kept[best]),
+            num_rows=bs + int(kept[best]),
+            expected_tokens=float(bs + accepted[best]),
+            predicted_ms=float(predicted_ms[best]),
+        )

@@ -1,0 +1,189 @@
+"""The decision trace: what each step knew, chose, got and paid.
+
+Format, version 1 (little-endian). The file is a sequence of records,
+
+    kind: u8 | payload length: u32 | CRC-32 of the payload: u32 | payload
+
+of four kinds: a HEADER (JSON: version, block size, what the writer was told about the run), a
+NAME (a text that later records refer to by its number: request ids and forced choices), a STEP,
+and an END (why the writer stopped). A STEP's payload is a fixed head followed by arrays over the
+bs requests: name number u32, context u32, verify length u8, accepted drafts u8, and, when the
+step drafted, the confidences as float32 [bs, D-1].
+
+Each record is one unbuffered write, so a process that dies loses at most the record it was
+writing; the reader returns every whole record before the damage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dcut_sglang.trace_records import (
+    END,
+    END_HEAD,
+    FORMAT,
+    FORMAT_VERSION,
+    HEADER,
+    NAME,
+    PHASES,
+    STEP,
+    STEP_HEAD,
+    Mode,
+    Records,
+)
+from dcut_sglang.trace_writer import TraceWriter
+
+__all__ = ["PHASES", "Mode", "Trace", "TraceError", "TraceStep", "TraceWriter", "read_trace"]
+
+IntArray = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+
+
+class TraceError(ValueError):
+    """A file that is not a trace, or of another version."""
+
+
+@dataclass(frozen=True, eq=False)
+class TraceStep:
+    """One decode step of the batch.
+
+    Attributes:
+        step: the writer's step number.
+        mode: "speculate", or "plain" for a step that drafts nothing.
+        forced: label of a forced choice, "" when the selector chose.
+        predicted_ms: cost-table milliseconds of the decision; nan: unknown.
+        measured_ms: wall milliseconds of the whole step; nan: unknown.
+        phase_ms: the same by phase, float32 [4] in the order of ``PHASES``; nan: unknown.
+        requests: int64 [bs], place of each request's id in ``Trace.names``.
+        contexts: int64 [bs], committed tokens before the step.
+        verify_lens: int64 [bs], anchor counted.
+        accepted: int64 [bs], accepted drafts; a request emits one token more.
+        confidence: float32 [bs, D-1]; None where nothing was drafted.
+    """
+
+    step: int
+    mode: Mode
+    forced: str
+    predicted_ms: float
+    measured_ms: float
+    phase_ms: Float32Array
+    requests: IntArray
+    contexts: IntArray
+    verify_lens: IntArray
+    accepted: IntArray
+    confidence: Float32Array | None
+
+    @property
+    def bs(self) -> int:
+        return len(self.verify_lens)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A trace read back.
+
+    Attributes:
+        block_size: D.
+        conditions: what the writer was told about the run (model, host, ...).
+        names: number -> text; place 0 is unused.
+        steps: every whole step record, in order.
+        end: "closed" and "full" (stopped at its size limit) were written by the writer;
+            "missing" means that the writer died, "damaged" that a record is incomplete or does
+            not match its checksum. What follows the damage is not read.
+        dropped_steps: steps that no longer fitted, known only when ``end`` is "full".
+    """
+
+    block_size: int
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = ("",)
+    steps: tuple[TraceStep, ...] = ()
+    end: Literal["closed", "full", "missing", "damaged"] = "closed"
+    dropped_steps: int = 0
+
+    @property
+    def truncated(self) -> bool:
+        """The run had more steps than the trace holds, or may have had."""
+        return self.end != "closed"
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens emitted by the recorded steps."""
+        return sum(int(step.accepted.sum()) + step.bs for step in self.steps)
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that the target saw in the recorded steps."""
+        return sum(int(step.verify_lens.sum()) for step in self.steps)
+
+
+def read_trace(path: Path | str) -> Trace:
+    """Read a trace, as far as it is whole.
+
+    Raises:
+        TraceError: not a trace, a damaged header, or another version.
+        OSError: the file cannot be read.
+    """
+    data = Path(path).read_bytes()
+    records = Records(data)
+    first = next(records, None)
+    if first is None or first[0] != HEADER:
+        raise TraceError(f"{path} is not a DCUT trace")
+    try:
+        header = json.loads(first[1])
+        known = header["format"] == FORMAT
+        version, block_size = header["version"], int(header["block_size"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"{path}: damaged trace header: {error!r}") from error
+    if not known or version != FORMAT_VERSION:
+        raise TraceError(f"{path}: trace version {version!r}, this reads {FORMAT_VERSION}")
+    names = [""]
+    steps: list[TraceStep] = []
+    end: Literal["closed", "full", "missing", "damaged"] = "missing"
+    dropped = 0
+    for kind, payload in records:
+        if kind == NAME:
+            names.append(payload.decode(errors="replace"))
+        elif kind == STEP:
+            steps.append(_read_step(payload, block_size, names))
+        elif kind == END:
+            is_full, _, dropped = END_HEAD.unpack(payload)
+            end = "full" if is_full else "closed"
+            break
+    if records.damaged:
+        end = "damaged"
+    return Trace(block_size, header.get("conditions", {}), tuple(names), tuple(steps), end, dropped)
+
+
+def _read_step(payload: bytes, block_size: int, names: Sequence[str]) -> TraceStep:
+    head = STEP_HEAD.unpack_from(payload)
+    step, bs, speculate, has_confidence, forced, predicted_ms, measured_ms, *phases = head
+    at = STEP_HEAD.size
+
+    def take(dtype: str, count: int) -> npt.NDArray[Any]:
+        nonlocal at
+        array = np.frombuffer(payload, dtype, count, at)
+        at += array.nbytes
+        return array
+
+    return TraceStep(
+        step=step,
+        mode="speculate" if speculate else "plain",
+        forced=names[forced],
+        predicted_ms=predicted_ms,
+        measured_ms=measured_ms,
+        phase_ms=np.array(phases, dtype=np.float32),
+        requests=take("<u4", bs).astype(np.int64),
+        contexts=take("<u4", bs).astype(np.int64),
+        verify_lens=take("u1", bs).astype(np.int64) + 1,
+        accepted=take("u1", bs).astype(np.int64),
+        confidence=(
+            take("<f4", bs * (block_size - 1)).reshape(bs, -1).copy() if has_confidence else None
+        ),
+    )

@@ -1,0 +1,181 @@
+"""Writes the decision trace; the format is described in ``trace``."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dcut_sglang.trace_records import (
+    END,
+    END_HEAD,
+    FORMAT,
+    FORMAT_VERSION,
+    HEADER,
+    NAME,
+    NO_NAME,
+    PHASES,
+    RECORD,
+    STEP,
+    STEP_HEAD,
+    Mode,
+    record,
+)
+
+
+class TraceWriter:
+    """Appends steps to one file, up to a size.
+
+    Args:
+        path: created; an existing file is refused, so that a run never overwrites another's.
+        block_size: D, 2..256.
+        max_bytes: the file never grows beyond this; later steps are counted and dropped.
+        conditions: JSON values that describe the run.
+
+    Raises:
+        FileExistsError: ``path`` exists.
+        OSError: it cannot be written (also from ``write_step`` and ``close``).
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        block_size: int,
+        max_bytes: int = 256 << 20,
+        conditions: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not 2 <= block_size <= 256:
+            raise ValueError(f"block_size must be in 2..256, got {block_size}")
+        self.path = Path(path)
+        self.block_size = block_size
+        self.max_bytes = max_bytes
+        self.full = False
+        self.num_steps = 0
+        self.dropped_steps = 0
+        self._names: dict[str, int] = {}
+        # The end record's place is reserved from the start.
+        self._num_bytes = RECORD.size + END_HEAD.size
+        header = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "block_size": block_size,
+            "conditions": dict(conditions or {}),
+        }
+        first = record(HEADER, json.dumps(header).encode())
+        if self._num_bytes + len(first) > max_bytes:
+            raise ValueError(f"max_bytes must be at least {self._num_bytes + len(first)}")
+        # Unbuffered, so that a step is either in the file or lost, never in between.
+        self._file: io.RawIOBase | None = io.FileIO(self.path, "x")
+        self._append(first)
+
+    def write_step(
+        self,
+        *,
+        step: int,
+        request_ids: Sequence[str | int],
+        verify_lens: npt.ArrayLike,
+        accepted: npt.ArrayLike,
+        contexts: npt.ArrayLike,
+        mode: Mode = "speculate",
+        confidence: npt.ArrayLike | None = None,
+        predicted_ms: float = float("nan"),
+        measured_ms: float = float("nan"),
+        phase_ms: Mapping[str, float] | None = None,
+        forced: str = "",
+    ) -> bool:
+        """Append one step.
+
+        Args:
+            request_ids, verify_lens, accepted, contexts: [bs] each, host values.
+            confidence: float [bs, D-1] on the host, or None.
+            phase_ms: milliseconds of any of ``PHASES``.
+
+        Returns:
+            whether it was written; False once the file is full or closed.
+
+        Raises:
+            ValueError: shapes that do not fit, an unknown mode or phase.
+        """
+        if self._file is None or self.full:
+            self.dropped_steps += self._file is not None
+            return False
+        bs = len(request_ids)
+        lens = np.asarray(verify_lens)
+        kept_right = np.asarray(accepted)
+        if mode not in ("speculate", "plain"):
+            raise ValueError(f"mode must be speculate or plain, got {mode!r}")
+        for name, array in (("verify_lens", lens), ("accepted", kept_right)):
+            if array.shape != (bs,):
+                raise ValueError(f"{name} must have shape ({bs},), got {array.shape}")
+        if ((lens < 1) | (lens > self.block_size) | (kept_right < 0) | (kept_right >= lens)).any():
+            raise ValueError("need 1 <= verify_lens <= block size and 0 <= accepted < verify_lens")
+        phases = dict(phase_ms or {})
+        if not phases.keys() <= set(PHASES):
+            raise ValueError(f"phases are {PHASES}, got {tuple(phases)}")
+        new_names: list[bytes] = []
+        numbers = [self._name(str(request_id), new_names) for request_id in request_ids]
+        forced_number = self._name(forced, new_names) if forced else NO_NAME
+        parts = [
+            STEP_HEAD.pack(
+                step,
+                bs,
+                mode == "speculate",
+                confidence is not None,
+                forced_number,
+                predicted_ms,
+                measured_ms,
+                *(phases.get(name, float("nan")) for name in PHASES),
+            ),
+            np.array(numbers, dtype="<u4").tobytes(),
+            np.broadcast_to(np.asarray(contexts), (bs,)).astype("<u4").tobytes(),
+            (lens - 1).astype("u1").tobytes(),  # 1..256 does not fit a byte, 0..255 does
+            kept_right.astype("u1").tobytes(),
+        ]
+        if confidence is not None:
+            drafts = np.asarray(confidence, dtype="<f4")
+            if drafts.shape != (bs, self.block_size - 1):
+                raise ValueError(
+                    f"confidence must have shape {(bs, self.block_size - 1)}, got {drafts.shape}"
+                )
+            parts.append(drafts.tobytes())
+        whole = b"".join([*new_names, record(STEP, b"".join(parts))])
+        if self._num_bytes + len(whole) > self.max_bytes:
+            self.full = True
+            self.dropped_steps += 1
+            return False
+        self._append(whole)
+        self.num_steps += 1
+        return True
+
+    def close(self) -> None:
+        """Write the end record and close; calling it again does nothing."""
+        if self._file is None:
+            return
+        self._file.write(record(END, END_HEAD.pack(self.full, self.num_steps, self.dropped_steps)))
+        self._file.close()
+        self._file = None
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _name(self, text: str, new_names: list[bytes]) -> int:
+        number = self._names.get(text)
+        if number is None:
+            number = self._names[text] = len(self._names) + 1
+            new_names.append(record(NAME, text.encode()))
+        return number
+
+    def _append(self, data: bytes) -> None:
+        assert self._file is not None
+        written = self._file.write(data)
+        if written != len(data):
+            raise OSError(f"{self.path}: wrote {written} of {len(data)} bytes; disk full?")
+        self._num_bytes += len(data)

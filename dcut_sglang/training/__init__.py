@@ -1,0 +1,1 @@
+"""Training of DFlash drafters: the module, its loss, its fitting and its offline evaluation."""

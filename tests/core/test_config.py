@@ -1,0 +1,159 @@
+"""DCutConfig: every value checked, unknown keys refused, inline JSON or a file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcut_sglang.config import ConfigError, DCutConfig
+
+EVERY_FIELD: dict[str, Any] = {
+    "keep_ratios": [0, 0.3, 1],
+    "objective": "paper",
+    "probe_budget_s": 5,
+    "probe_contexts": [10, 100, 1000],
+    "cost_table": "table.json",
+    "cost_cache_dir": "",
+}
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("keep_ratios", [1.1]),
+        ("keep_ratios", [-0.1, 1.0]),
+        ("keep_ratios", [0.5, 0.5]),
+        ("keep_ratios", [0, 0.0]),
+        ("keep_ratios", [True]),
+        ("keep_ratios", ["0.5"]),
+        ("keep_ratios", [None]),
+        ("keep_ratios", [[0.5]]),
+        ("keep_ratios", [float("nan")]),
+        ("keep_ratios", 0.5),
+        ("keep_ratios", "0.5"),
+        ("keep_ratios", None),
+        ("keep_ratios", {"a": 0.5}),
+        ("objective", "Paper"),
+        ("objective", ""),
+        ("objective", None),
+        ("objective", ["paper"]),
+        ("probe_budget_s", 0),
+        ("probe_budget_s", -1.0),
+        ("probe_budget_s", "30"),
+        ("probe_budget_s", True),
+        ("probe_budget_s", None),
+        ("probe_budget_s", float("nan")),
+        ("probe_contexts", []),
+        ("probe_contexts", [64]),
+        ("probe_contexts", [512, 64]),
+        ("probe_contexts", [64, 64]),
+        ("probe_contexts", [0, 64]),
+        ("probe_contexts", [64, 512.0]),
+        ("probe_contexts", [True, 64]),
+        ("probe_contexts", 64),
+        ("cost_table", 1),
+        ("cost_table", ["a"]),
+        ("cost_cache_dir", None),
+        ("cost_cache_dir", False),
+    ],
+)
+def test_bad_values_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"(^|: ){name} must be "):
+        DCutConfig.from_dict({name: value})
+    with pytest.raises(ConfigError, match=f"(^|: ){name} must be "):
+        DCutConfig.parse(json.dumps({name: value}))
+
+
+def test_every_field_can_be_set_and_comes_back() -> None:
+    assert set(EVERY_FIELD) == {f.name for f in fields(DCutConfig)}
+    config = DCutConfig.from_dict(EVERY_FIELD)
+    assert config.to_dict() == EVERY_FIELD
+    assert DCutConfig.parse(json.dumps(config.to_dict())) == config
+    assert hash(config) == hash(DCutConfig.from_dict(EVERY_FIELD))
+
+
+def test_defaults_round_trip() -> None:
+    config = DCutConfig()
+    assert config.keep_ratios == (0.25, 0.5, 0.75, 1.0)
+    assert config.objective == "throughput"
+    assert DCutConfig.from_dict({}) == config
+    assert DCutConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_no_buckets_is_allowed() -> None:
+    assert DCutConfig.parse('{"keep_ratios": []}').keep_ratios == ()
+
+
+def test_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        DCutConfig().objective = "paper"  # type: ignore[misc]
+
+
+def test_unknown_keys_are_named_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError) as caught:
+        DCutConfig.from_dict({"keep_ratio": [0.5], "objective": "paper", "depth": 3})
+    message = str(caught.value)
+    assert "depth, keep_ratio" in message
+    for f in fields(DCutConfig):
+        assert f.name in message
+
+
+@pytest.mark.parametrize("data", [None, [], "x", 3, [{"objective": "paper"}]])
+def test_only_an_object_is_a_configuration(data: Any) -> None:
+    with pytest.raises(ConfigError, match="must be a JSON object"):
+        DCutConfig.from_dict(data)
+
+
+@pytest.mark.parametrize("text", [None, "", " \n"])
+def test_no_text_is_the_default(text: str | None) -> None:
+    assert DCutConfig.parse(text) == DCutConfig()
+
+
+def test_inline_and_file_agree(tmp_path: Path) -> None:
+    text = '\n {"objective": "paper", "keep_ratios": [0.5]}\n'
+    path = tmp_path / "dcut.json"
+    path.write_text(text)
+    expected = DCutConfig(objective="paper", keep_ratios=(0.5,))
+    assert DCutConfig.parse(text) == expected
+    assert DCutConfig.parse(str(path)) == expected
+
+
+def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "dcut.json").write_text('{"objective": "paper"}')
+    assert DCutConfig.parse("~/dcut.json").objective == "paper"
+
+
+@pytest.mark.parametrize("text", ['{"objective": ', "{objective: paper}", "{}{}", '"paper'])
+def test_bad_inline_json(text: str) -> None:
+    with pytest.raises(ConfigError, match="--dcut-config is not valid JSON"):
+        DCutConfig.parse(text)
+
+
+@pytest.mark.parametrize("content", ["", "{", "objective: paper"])
+def test_bad_json_in_a_file_names_the_file(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "dcut.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"dcut\.json is not valid JSON"):
+        DCutConfig.parse(str(path))
+
+
+@pytest.mark.parametrize("name", ["missing.json", ".", "x" * 5000, "null", "3"])
+def test_a_path_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with pytest.raises(ConfigError, match="path of a JSON file"):
+        DCutConfig.parse(str(path))
+
+
+@pytest.mark.parametrize("name", ["binary.json", "a\0b", "~nosuchuser/dcut.json"])
+def test_an_unreadable_path_is_a_config_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("binary.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError):
+        DCutConfig.parse(name)

@@ -1,0 +1,81 @@
+"""Servers shared by the real-server tests: a start costs half a minute, a request milliseconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from harness import DRAFTER, TARGET, Case, ids_of, run
+
+from dcut_sglang.bench.server import Server
+
+# The small context makes requests reach it in the middle of a block; both memory checks on.
+COMMON_ARGS = (
+    *("--dtype", "float32", "--context-length", "192", "--max-running-requests", "16"),
+    *("--max-total-tokens", "8192"),
+)
+STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+DCUT_ARGS = (
+    *("--speculative-algorithm", "DCUT"),
+    *("--speculative-draft-model-path", str(DRAFTER)),
+    *("--dcut-config", json.dumps({"probe_budget_s": 4, "cost_cache_dir": ""})),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One server's tests stay together, and the reference server's come first."""
+    for item in items:
+        if "host" in item.path.parts:
+            item.add_marker(pytest.mark.server)
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("servers")
+
+
+@pytest.fixture(scope="session")
+def plain(logs: Path) -> Iterator[Server]:
+    """The target alone, without speculation."""
+    with Server(TARGET, COMMON_ARGS, log=logs / "plain.log") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def reference(plain: Server) -> Callable[[list[Case]], list[list[int]]]:
+    """Token ids of plain decoding, computed one request at a time and kept."""
+    known: dict[Case, list[int]] = {}
+
+    def ids(cases: list[Case]) -> list[list[int]]:
+        new = [case for case in dict.fromkeys(cases) if case not in known]
+        known.update(zip(new, ids_of(run(plain, new, 1)), strict=True))
+        return [known[case] for case in cases]
+
+    return ids
+
+
+@pytest.fixture(scope="session")
+def dcut(logs: Path) -> Iterator[Server]:
+    """DCUT with SGLang's defaults: overlap scheduling, radix cache, pages of one token."""
+    with Server(TARGET, (*COMMON_ARGS, *DCUT_ARGS), log=logs / "dcut.log", env=STRICT) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def dcut_paged(logs: Path) -> Iterator[Server]:
+    """DCUT with everything the other way: synchronous, no radix cache, pages of 16."""
+    args = (
+        *COMMON_ARGS,
+        *DCUT_ARGS,
+        *("--disable-overlap-schedule", "--disable-radix-cache", "--page-size", "16"),
+    )
+    with Server(TARGET, args, log=logs / "dcut_paged.log", env=STRICT) as server:
+        yield server
+
+
+@pytest.fixture(params=["dcut", "dcut_paged"], scope="session")
+def each_dcut(request: pytest.FixtureRequest) -> Server:
+    """Both DCUT servers, one after the other."""
+    return request.getfixturevalue(request.param)
