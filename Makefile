@@ -7,7 +7,7 @@ IN_ENV := source scripts/cpu_env.sh && $(VENV)/bin/python
 SMOLLM2 := .cache/models/smollm2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-core lint format clean
+.PHONY: help setup demo test published regret test-core lint format clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -28,6 +28,12 @@ demo: $(STAMP)  ## the main job on this machine's CPU: MODEL=smollm2 (default) o
 test: $(STAMP)  ## everything that CI runs: lint, types, core tests, real-server tests
 	$(MAKE) --no-print-directory lint
 	$(IN_ENV) -m pytest -q tests
+
+published: $(STAMP) ## the D-Cut page's tables, recomputed: docs/published.md and its figures
+	$(VENV)/bin/dcut replay --published --page docs
+
+regret: $(STAMP) ## every policy's share of the best possible, on recorded texts
+	$(VENV)/bin/dcut replay --regret --quiet
 
 test-core: $(STAMP) ## the tests that need neither SGLang nor a server, in seconds
 	$(VENV)/bin/python -m pytest -q tests/core

@@ -9,6 +9,9 @@ Map of the package (data flows downwards; only ``host/`` imports sglang):
 ``accept``     greedy acceptance over packed rows, capped at the verify lengths
 ``varlen``     attention over variable-length queries, FlashInfer's plan/run interface, in torch
 ``config``     everything that can be set
+``trace``      what each step knew, chose, got and paid, written and read back
+``replay``     any policy on recorded texts, the best possible, a load simulator
+``published``  the tables of the D-Cut page, recomputed
 ``bench``      measuring servers from outside
 ``training``   the DFlash drafter as a torch module: training, evaluation, export
 ``host``       the SGLang adapter; the decode step is ``host/worker.py``

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from dcut_sglang import __version__
+from dcut_sglang.replay.cli import add_replay_arguments, run_replay
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,6 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     doctor.add_argument("--model-path", help="also check this target ...")
     doctor.add_argument("--draft-model-path", help="... against this drafter")
     doctor.set_defaults(run=_doctor)
+
+    replay = commands.add_parser("replay", help="any policy on a trace; the published tables")
+    add_replay_arguments(replay)
+    replay.set_defaults(run=run_replay)
 
     args = parser.parse_args(argv)
     return int(args.run(args))

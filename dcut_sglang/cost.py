@@ -12,6 +12,7 @@ costs 55 % more at 200 tokens of context than at 75.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -60,7 +61,8 @@ class CostTable:
             raise CostTableError(f"block_size must be at least 2, got {self.block_size}")
         for name, least in (("batch_sizes", 1), ("keep_ratios", 0), ("contexts", 0)):
             axis = getattr(self, name)
-            if not axis or list(axis) != sorted(set(axis)) or axis[0] < least:
+            ascending = all(a < b for a, b in itertools.pairwise(axis))  # False with a NaN
+            if not axis or not ascending or not axis[0] >= least:
                 raise CostTableError(
                     f"{name} must be ascending, from {least} on, and not empty, got {axis}"
                 )

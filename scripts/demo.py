@@ -139,11 +139,12 @@ def measure(
         if wave == 0:
             servers["dcut"].set_state(dcut_reset_metrics=1)
             cells[concurrency] = {"waves": {arm: [] for arm in ARMS}}
-        first = wave * concurrency
-        batch = [prompts[(first + i) % len(prompts)] for i in range(concurrency)]
+        num_requests = args.requests_per_slot * concurrency
+        first = wave * num_requests
+        batch = [prompts[(first + i) % len(prompts)] for i in range(num_requests)]
         # Rotate the order, so that no arm always runs on the machine another one heated up.
         for arm in ARMS[wave % len(ARMS) :] + ARMS[: wave % len(ARMS)]:
-            result = run_wave(servers[arm], batch, args.tokens)
+            result = run_wave(servers[arm], batch, concurrency, args.tokens)
             cells[concurrency]["waves"][arm].append(result)
         cells[concurrency]["dcut"] = servers["dcut"].dcut()
         rates = ", ".join(
@@ -157,7 +158,7 @@ def measure(
 
 
 def _work(plan: list[tuple[int, int]]) -> float:
-    return sum(3 + concurrency for concurrency, _ in plan)
+    return sum(4 + concurrency for concurrency, _ in plan)
 
 
 def ratio(waves: dict[str, list[WaveResult]], numerator: str, denominator: str) -> Ratio:
@@ -173,7 +174,14 @@ def make_rows(
 ) -> list[dict[str, Any]]:
     """One row per arm and concurrency."""
     common = rows.conditions(
-        benchmark="demo", pair=pair.name, dtype=dtype, flags=list(COMMON_ARGS), tokens=args.tokens
+        benchmark="demo",
+        pair=pair.name,
+        dtype=dtype,
+        threads=1,
+        flags=list(COMMON_ARGS),
+        tokens=args.tokens,
+        requests_per_slot=args.requests_per_slot,
+        command=" ".join(["scripts/demo.py", *sys.argv[1:]]),
     )
     out = []
     for concurrency, cell in cells.items():
@@ -269,9 +277,15 @@ def main() -> int:
     """Parse, run, print the JSON line; 1 when an answer differed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", choices=sorted(PAIRS), default="smollm2")
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens per request")
+    parser.add_argument("--tokens", type=int, default=48, help="new tokens per request")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16])
-    parser.add_argument("--waves", type=int, default=4, help="waves per concurrency")
+    parser.add_argument("--waves", type=int, default=3, help="waves per concurrency")
+    parser.add_argument(
+        "--requests-per-slot",
+        type=int,
+        default=2,
+        help="requests of a wave, per concurrent request",
+    )
     parser.add_argument("--identity-prompts", type=int, default=16)
     result = run(parser.parse_args())
     print(json.dumps(result))

@@ -1,7 +1,8 @@
 """Waves of chat requests against one server: what a wave cost and what came back.
 
-A wave sends ``concurrency`` prompts at once and waits for all. Prompts are sent once before,
-with one token each, so that a wave finds them in the prefix cache and measures decoding.
+A wave keeps ``concurrency`` requests in flight until all of its prompts are answered. Prompts
+are sent once before, with one token each, so that a wave finds them in the prefix cache and
+measures decoding.
 """
 
 from __future__ import annotations
@@ -81,9 +82,11 @@ def warm(server: Server, prompts: Sequence[Prompt]) -> None:
         list(pool.map(lambda prompt: chat(server, prompt, 1), prompts))
 
 
-def run_wave(server: Server, prompts: Sequence[Prompt], max_tokens: int) -> WaveResult:
-    """Send all prompts at once and wait for the answers."""
-    with ThreadPoolExecutor(len(prompts)) as pool:
+def run_wave(
+    server: Server, prompts: Sequence[Prompt], concurrency: int, max_tokens: int
+) -> WaveResult:
+    """Send the prompts, ``concurrency`` at a time, and wait for the answers."""
+    with ThreadPoolExecutor(concurrency) as pool:
         cpu_start, start = server.scheduler_cpu_s(), time.perf_counter()
         answers = list(pool.map(lambda prompt: chat(server, prompt, max_tokens), prompts))
         wall_s = time.perf_counter() - start

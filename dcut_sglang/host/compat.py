@@ -110,6 +110,7 @@ SEAMS = (
             "token_type_ids",
         ),
     ),
+    Seam("sglang.srt.entrypoints.http_server:serve_generate_request", ("obj", "request")),
     Seam(
         "sglang.srt.managers.scheduler_components.internal_state:"
         "SchedulerInternalStateController._add_speculative",

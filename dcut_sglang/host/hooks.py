@@ -7,6 +7,7 @@ each took; the worker calls it before serving.
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +22,18 @@ from dcut_sglang.host.cpu.activate import cpu_engine_enabled
 
 @dataclass(frozen=True)
 class Hook:
-    """A wrapped function: its path, what wraps it, and why."""
+    """A wrapped function: its path, what wraps it, and why.
+
+    Resolving a path imports its module, so what only the launcher runs (arguments, HTTP,
+    tokenizer) is not hooked in the processes it spawns.
+    """
 
     target: str
     wrapper: Callable[..., Any]
     kind: HookType
     why: str
     cpu_only: bool = False
+    launcher_only: bool = False
 
 
 def dcut_active() -> bool:
@@ -57,18 +63,28 @@ HOOKS = (
         HookType.AFTER,
         "an algorithm can refuse a request only in the scheduler, where a streaming client "
         "no longer gets HTTP 400",
+        launcher_only=True,
+    ),
+    Hook(
+        "sglang.srt.entrypoints.http_server.serve_generate_request",
+        requests.refuse_stream,
+        HookType.AROUND,
+        "/generate answers 200 before it looks at a streaming request",
+        launcher_only=True,
     ),
     Hook(
         "sglang.srt.server_args.ServerArgs.add_cli_args",
         flag.add_option,
         HookType.AROUND,
         "options are the fields of a sealed record; a plugin cannot declare one",
+        launcher_only=True,
     ),
     Hook(
         "sglang.srt.server_args.ServerArgs.from_cli_args",
         flag.keep_option,
         HookType.AFTER,
         "carries the option's text to the scheduler processes",
+        launcher_only=True,
     ),
     Hook(
         "sglang.srt.managers.scheduler_components.internal_state."
@@ -96,7 +112,12 @@ HOOKS = (
 
 def active_hooks() -> tuple[Hook, ...]:
     """The hooks that apply in this process."""
-    return tuple(hook for hook in HOOKS if cpu_engine_enabled() or not hook.cpu_only)
+    in_launcher = multiprocessing.parent_process() is None
+    return tuple(
+        hook
+        for hook in HOOKS
+        if (cpu_engine_enabled() or not hook.cpu_only) and (in_launcher or not hook.launcher_only)
+    )
 
 
 def register_hooks() -> None:

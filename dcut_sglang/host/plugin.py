@@ -8,6 +8,7 @@ registered all the same and refuses with the reason as soon as somebody asks for
 from __future__ import annotations
 
 import logging
+import multiprocessing
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +17,8 @@ def register() -> None:
     """Register DCUT, and the hooks it needs; idempotent. On a CPU, the attention backend too."""
     from dcut_sglang.host import compat
 
-    problems = compat.problems()
+    # The launcher has looked before it spawned anything; looking imports what it looks at.
+    problems = compat.problems() if multiprocessing.parent_process() is None else []
     if any(problem.fatal for problem in problems):
         for problem in problems:
             logger.error("dcut_sglang: %s", problem.sentence)

@@ -99,8 +99,9 @@ REFUSALS = (
         "leave out --speculative-draft-window-size",
     ),
     Refusal(
-        lambda a: bool(a.enable_return_hidden_states),
-        "DCUT does not return hidden states: leave out --enable-return-hidden-states",
+        lambda a: bool(a.enable_return_hidden_states or a.return_hidden_states_mode),
+        "DCUT does not return hidden states: leave out --enable-return-hidden-states and "
+        "--return-hidden-states-mode",
     ),
     Refusal(
         lambda a: a.speculative_accept_threshold_single < 1.0

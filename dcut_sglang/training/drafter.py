@@ -13,7 +13,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -233,7 +233,9 @@ class Drafter(nn.Module):
         """
         fused = self.hidden_norm(self.fc(features))
         positions = torch.arange(fused.shape[1], device=fused.device)
-        return [layer.self_attn.key_value(fused, positions) for layer in self.layers]
+        return [
+            cast(DrafterLayer, layer).self_attn.key_value(fused, positions) for layer in self.layers
+        ]
 
     def forward(self, embeds: Tensor, anchors: Tensor, context: list[KeyValue]) -> Tensor:
         """Runs N independent blocks per sequence.

@@ -34,7 +34,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Updates every matrix that has a gradient."""
         if closure is not None:
             raise ValueError("Muon takes no closure; call backward() before step()")

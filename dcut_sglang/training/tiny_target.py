@@ -60,7 +60,7 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 def new_target(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """A small Llama whose shapes suit grouped-query attention, two ranks and common kernels."""
-    config = LlamaConfig(
+    config = LlamaConfig(  # type: ignore[call-arg]
         vocab_size=VOCAB_SIZE,
         hidden_size=128,
         intermediate_size=256,

@@ -9,11 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dcut_sglang import h20
-from dcut_sglang.accept_model import AcceptModel, pattern_search, tokens_at_depth, tokens_at_rows
-from dcut_sglang.additions import additions, block_8_costs, block_8_lengths
-from dcut_sglang.chosen import choose
-from dcut_sglang.published import (
+from dcut_sglang.published import h20
+from dcut_sglang.published.accept_model import (
+    AcceptModel,
+    pattern_search,
+    tokens_at_depth,
+    tokens_at_rows,
+)
+from dcut_sglang.published.additions import additions, block_8_costs, block_8_lengths
+from dcut_sglang.published.chosen import choose
+from dcut_sglang.published.claims import contradictions
+from dcut_sglang.published.tables import (
     KNOWN_MISSES,
     Check,
     accept_lengths,
@@ -22,8 +28,7 @@ from dcut_sglang.published import (
     july_fits,
     may_fits,
 )
-from dcut_sglang.published_claims import contradictions
-from dcut_sglang.replay_cli import main
+from dcut_sglang.replay.cli import main
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcut_sglang import survival as core
-from dcut_sglang.anchors import AnchorBank
-from dcut_sglang.bounds import Clairvoyant, Knowing
-from dcut_sglang.calibrated import Calibration, cross_fitted, isotonic
 from dcut_sglang.config import DCutConfig
 from dcut_sglang.cost import CostTable
-from dcut_sglang.policies import (
+from dcut_sglang.replay.anchors import AnchorBank
+from dcut_sglang.replay.bounds import Clairvoyant, Knowing
+from dcut_sglang.replay.calibrated import Calibration, cross_fitted, isotonic
+from dcut_sglang.replay.cli import CPU_COSTS, main
+from dcut_sglang.replay.policies import (
     FixedLength,
     FixedRatio,
     Plain,
@@ -31,10 +32,9 @@ from dcut_sglang.policies import (
     ours,
     rank,
 )
-from dcut_sglang.regret import CLAIRVOYANT, KNOWING, compare, standard_policies
-from dcut_sglang.replay import replay
-from dcut_sglang.replay_cli import CPU_COSTS, main
-from dcut_sglang.step_cost import StepCost
+from dcut_sglang.replay.regret import CLAIRVOYANT, KNOWING, compare, standard_policies
+from dcut_sglang.replay.run import replay
+from dcut_sglang.replay.step_cost import StepCost
 from dcut_sglang.trace import TraceWriter, read_trace
 
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dcut_sglang import h20
-from dcut_sglang.anchors import AnchorBank
 from dcut_sglang.cost import CostTable
-from dcut_sglang.policies import FixedLength, FixedRatio, Plain, ours
-from dcut_sglang.replay_cli import CPU_COSTS
-from dcut_sglang.simulator import Load, simulate, texts_of_kind
+from dcut_sglang.published import h20
+from dcut_sglang.replay.anchors import AnchorBank
+from dcut_sglang.replay.cli import CPU_COSTS
+from dcut_sglang.replay.policies import FixedLength, FixedRatio, Plain, ours
+from dcut_sglang.replay.simulator import Load, simulate, texts_of_kind
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcut_sglang.cost import CostTable
-from dcut_sglang.reproduce import reproduce
+from dcut_sglang.replay.reproduce import reproduce
 from dcut_sglang.trace import Trace, TraceError, TraceWriter, read_trace
 
 BLOCK = 4

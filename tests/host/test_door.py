@@ -22,7 +22,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "ebnf": {"sampling_params": {**GREEDY, "ebnf": 'root ::= "a"'}},
     "return_logprob": {"sampling_params": GREEDY, "return_logprob": True},
     "custom_params": {"sampling_params": {**GREEDY, "custom_params": {"thinking_budget": 4}}},
-    "hidden states": {"sampling_params": GREEDY, "return_hidden_states": True},
 }
 
 

@@ -8,7 +8,7 @@ import torch
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
 
-def adapt_draft_model(model: torch.nn.Module) -> None:
+def adapt_draft_model(model: Any) -> None:
     """Make a loaded ``DFlashDraftModel`` runnable on a CPU, in place.
 
     Two things assume CUDA in SGLang 0.5.23: a bf16 draft takes a Triton kernel for

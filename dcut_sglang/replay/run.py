@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dcut_sglang.anchors import AnchorBank
-from dcut_sglang.policies import Policy, View
-from dcut_sglang.step_cost import StepCost
+from dcut_sglang.replay.anchors import AnchorBank
+from dcut_sglang.replay.policies import Policy, View
+from dcut_sglang.replay.step_cost import StepCost
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dcut_sglang.trace_records import (
+from dcut_sglang.trace.records import (
     END,
     END_HEAD,
     FORMAT,
@@ -38,7 +38,7 @@ from dcut_sglang.trace_records import (
     Mode,
     Records,
 )
-from dcut_sglang.trace_writer import TraceWriter
+from dcut_sglang.trace.writer import TraceWriter
 
 __all__ = ["PHASES", "Mode", "Trace", "TraceError", "TraceStep", "TraceWriter", "read_trace"]
 

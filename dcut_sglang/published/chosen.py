@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcut_sglang import h20
-from dcut_sglang.accept_model import AcceptModel
 from dcut_sglang.config import DCutConfig, Objective
 from dcut_sglang.cost import CostTable
-from dcut_sglang.policies import Utility, View
-from dcut_sglang.step_cost import StepCost
+from dcut_sglang.published import h20
+from dcut_sglang.published.accept_model import AcceptModel
+from dcut_sglang.replay.policies import Utility, View
+from dcut_sglang.replay.step_cost import StepCost
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from dcut_sglang import h20
-from dcut_sglang.additions import Addition, additions, block_8_lengths
-from dcut_sglang.chosen import choose
 from dcut_sglang.config import Objective
-from dcut_sglang.published import (
+from dcut_sglang.published import h20
+from dcut_sglang.published.additions import Addition, additions, block_8_lengths
+from dcut_sglang.published.chosen import choose
+from dcut_sglang.published.claims import contradictions
+from dcut_sglang.published.figures import draw_additions, draw_checks, draw_tokens
+from dcut_sglang.published.tables import (
     Check,
     at_keep_ratio,
     july_accept_length,
@@ -19,8 +21,6 @@ from dcut_sglang.published import (
     may_fits,
     strategy_fit,
 )
-from dcut_sglang.published_claims import contradictions
-from dcut_sglang.published_figures import draw_additions, draw_checks, draw_tokens
 
 NOT_DETERMINED = (
     "Hy3-295B-A21B, July: no step time, no fixed-ratio row and no full-row accept length is "

@@ -14,10 +14,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from dcut_sglang.anchors import AnchorBank
 from dcut_sglang.cost import CostTable
-from dcut_sglang.policies import Policy, View
-from dcut_sglang.step_cost import StepCost
+from dcut_sglang.replay.anchors import AnchorBank
+from dcut_sglang.replay.policies import Policy, View
+from dcut_sglang.replay.step_cost import StepCost
 
 IntArray = npt.NDArray[np.int64]
 PromptKind = Literal["all", "easy", "hard"]

@@ -19,17 +19,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from dcut_sglang import h20
-from dcut_sglang.anchors import HELD_OUT_TEXTS, AnchorBank, NotReplayableError
 from dcut_sglang.config import ConfigError, DCutConfig
 from dcut_sglang.cost import CostTable, CostTableError
-from dcut_sglang.policies import FixedRatio, Plain, dcut_as_published, ours
-from dcut_sglang.regret import TABLE_HEADER, Comparison, compare, table_rows
-from dcut_sglang.reproduce import reproduce
-from dcut_sglang.simulator import Load, simulate
+from dcut_sglang.published import h20
+from dcut_sglang.replay.anchors import HELD_OUT_TEXTS, AnchorBank, NotReplayableError
+from dcut_sglang.replay.policies import FixedRatio, Plain, dcut_as_published, ours
+from dcut_sglang.replay.regret import TABLE_HEADER, Comparison, compare, table_rows
+from dcut_sglang.replay.reproduce import reproduce
+from dcut_sglang.replay.simulator import Load, simulate
 from dcut_sglang.trace import Trace, TraceError, read_trace
 
-CPU_COSTS = Path(__file__).parent / "data" / "smollm2_cpu_costs.json"
+CPU_COSTS = Path(__file__).parents[1] / "data" / "smollm2_cpu_costs.json"
 BUILT_IN_COSTS: dict[str, Callable[[], CostTable]] = {
     "smollm2-cpu": lambda: CostTable.load(CPU_COSTS),
     "qwen3-8b-h20": h20.qwen3_8b,
@@ -104,8 +104,8 @@ def run_trace(args: argparse.Namespace) -> int:
 
 
 def run_published(args: argparse.Namespace) -> int:
-    from dcut_sglang.published import KNOWN_MISSES, TOLERANCE, all_checks
-    from dcut_sglang.published_page import write_page
+    from dcut_sglang.published.page import write_page
+    from dcut_sglang.published.tables import KNOWN_MISSES, TOLERANCE, all_checks
 
     checks = all_checks()
     for c in checks:
@@ -230,7 +230,7 @@ def _progress(args: argparse.Namespace) -> Callable[[str], None] | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m dcut_sglang.replay_cli``."""
+    """``python -m dcut_sglang.replay.cli``."""
     parser = argparse.ArgumentParser(prog="dcut replay", description=__doc__)
     add_replay_arguments(parser)
     return run_replay(parser.parse_args(argv))

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from dcut_sglang.config import DCutConfig
 from dcut_sglang.cost import CostTable
+from dcut_sglang.replay.step_cost import StepCost
 from dcut_sglang.selector import Selector
-from dcut_sglang.step_cost import StepCost
 from dcut_sglang.survival import num_kept_at_ratio
 
 BoolArray = npt.NDArray[np.bool_]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dcut_sglang.anchors import AnchorBank
-from dcut_sglang.calibrated import cross_fitted
-from dcut_sglang.policies import Choice, View, expected_accepted, keep_best, rank
-from dcut_sglang.step_cost import StepCost
+from dcut_sglang.replay.anchors import AnchorBank
+from dcut_sglang.replay.calibrated import cross_fitted
+from dcut_sglang.replay.policies import Choice, View, expected_accepted, keep_best, rank
+from dcut_sglang.replay.step_cost import StepCost
 
 FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]

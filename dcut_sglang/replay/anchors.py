@@ -18,7 +18,7 @@ from dcut_sglang.trace import Trace
 IntArray = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
-HELD_OUT_TEXTS = Path(__file__).parent / "data" / "smollm2_every_anchor.npz"
+HELD_OUT_TEXTS = Path(__file__).parents[1] / "data" / "smollm2_every_anchor.npz"
 
 
 class NotReplayableError(ValueError):

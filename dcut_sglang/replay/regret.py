@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from dcut_sglang.anchors import AnchorBank
-from dcut_sglang.bounds import Clairvoyant, Float32Array, Knowing, beliefs
 from dcut_sglang.config import DCutConfig
 from dcut_sglang.cost import CostTable
-from dcut_sglang.policies import (
+from dcut_sglang.replay.anchors import AnchorBank
+from dcut_sglang.replay.bounds import Clairvoyant, Float32Array, Knowing, beliefs
+from dcut_sglang.replay.policies import (
     FixedLength,
     FixedRatio,
     Plain,
@@ -22,8 +22,8 @@ from dcut_sglang.policies import (
     dcut_as_published,
     ours,
 )
-from dcut_sglang.replay import Cell, replay
-from dcut_sglang.step_cost import StepCost
+from dcut_sglang.replay.run import Cell, replay
+from dcut_sglang.replay.step_cost import StepCost
 
 KNOWING, CLAIRVOYANT = "knowing", "clairvoyant"
 # Two replays of equally good policies differ by less than this in tokens per millisecond.

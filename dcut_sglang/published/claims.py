@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dcut_sglang import h20
-from dcut_sglang.h20 import Edition
+from dcut_sglang.published import h20
+from dcut_sglang.published.h20 import Edition
 
 EDITIONS: tuple[Edition, ...] = ("May", "July")
 

@@ -12,7 +12,7 @@ import numpy as np
 from dcut_sglang.cost import CostTable
 
 Edition = Literal["May", "July"]
-PUBLISHED = Path(__file__).parent / "data" / "published.json"
+PUBLISHED = Path(__file__).parents[1] / "data" / "published.json"
 BATCH_SIZES = (4, 8, 16, 32, 64)
 ROW_RATIOS = (0.25, 0.5, 0.75, 1.0)
 # The published ratios count rows with anchors: 4, 8, 12 and 16 of 16 per request. As shares of

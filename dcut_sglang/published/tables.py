@@ -16,15 +16,15 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from dcut_sglang import h20
-from dcut_sglang.accept_model import (
+from dcut_sglang.config import Objective
+from dcut_sglang.published import h20
+from dcut_sglang.published.accept_model import (
     AcceptModel,
     pattern_search,
     tokens_at_depth,
     tokens_at_rows,
 )
-from dcut_sglang.chosen import Chosen, choose
-from dcut_sglang.config import Objective
+from dcut_sglang.published.chosen import Chosen, choose
 
 FloatArray = npt.NDArray[np.float64]
 Status = Literal["reproduced", "not reproduced", "not determined"]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcut_sglang import h20
-from dcut_sglang.accept_model import AcceptModel, pattern_search, tokens_at_depth
-from dcut_sglang.chosen import choose
 from dcut_sglang.cost import CostTable
-from dcut_sglang.published import Fitted, july_fits, may_fits
+from dcut_sglang.published import h20
+from dcut_sglang.published.accept_model import AcceptModel, pattern_search, tokens_at_depth
+from dcut_sglang.published.chosen import choose
+from dcut_sglang.published.tables import Fitted, july_fits, may_fits
 
 D8_RATIOS = (1 / 7, 3 / 7, 5 / 7, 1.0)  # 2, 4, 6 and 8 of 8 rows, as shares of the 7 drafts
 

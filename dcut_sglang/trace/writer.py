@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dcut_sglang.trace_records import (
+from dcut_sglang.trace.records import (
     END,
     END_HEAD,
     FORMAT,

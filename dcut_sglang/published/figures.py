@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dcut_sglang import h20
-from dcut_sglang.additions import Addition
-from dcut_sglang.published import FIXED_ARMS, TOLERANCE, Check, may_fits
+from dcut_sglang.published import h20
+from dcut_sglang.published.additions import Addition
+from dcut_sglang.published.tables import FIXED_ARMS, TOLERANCE, Check, may_fits
 
 
 def draw_tokens(path: Path) -> None:
