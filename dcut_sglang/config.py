@@ -29,6 +29,8 @@ class DCutConfig:
         probe_contexts: mean context lengths at which costs are measured.
         cost_table: a cost table file to use instead of probing; refused unless it was measured
             under the same conditions.
+        trace_path: file for a decision trace, for ``dcut replay``; must not exist. None: no trace.
+        trace_max_mb: the trace stops growing there.
         cost_cache_dir: where probed tables are kept for the next start; empty: nowhere.
     """
 
@@ -38,6 +40,8 @@ class DCutConfig:
     probe_contexts: tuple[int, ...] = (64, 512)
     cost_table: str | None = None
     cost_cache_dir: str = "~/.cache/dcut_sglang"
+    trace_path: str | None = None
+    trace_max_mb: float = 64.0
 
     def __post_init__(self) -> None:
         for name in ("keep_ratios", "probe_contexts"):
@@ -64,16 +68,23 @@ class DCutConfig:
             "at least two ascending numbers of tokens",
             self.probe_contexts,
         )
-        for name in ("cost_table", "cost_cache_dir"):
+        _require(
+            _is_number(self.trace_max_mb) and 0 < self.trace_max_mb < math.inf,
+            "trace_max_mb",
+            "a number of megabytes > 0",
+            self.trace_max_mb,
+        )
+        for name in ("cost_table", "trace_path"):
             value = getattr(self, name)
             _require(
-                isinstance(value, str) and (value != "" or name == "cost_cache_dir")
-                if value is not None
-                else name == "cost_table",
-                name,
-                "a path",
-                value,
+                value is None or (isinstance(value, str) and value != ""), name, "a path", value
             )
+        _require(
+            isinstance(self.cost_cache_dir, str),
+            "cost_cache_dir",
+            "a path (empty: none)",
+            self.cost_cache_dir,
+        )
 
     @classmethod
     def from_dict(cls, data: Any) -> DCutConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,4 +50,7 @@ def make_server(
     args = [*COMMON_ARGS, "--dtype", dtype]
     if algorithm is not None:
         args += speculative_args(algorithm, pair)
+    if arm == "dcut":
+        # Every comparison measures its own costs, on the machine as it is now.
+        args += ["--dcut-config", json.dumps({"cost_cache_dir": ""})]
     return Server(pair.target, [*args, *extra], log=logs / f"{arm}-{dtype}.log")

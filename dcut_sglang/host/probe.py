@@ -186,7 +186,7 @@ def make_fingerprint(worker: Any, config: DCutConfig) -> dict[str, Any]:
     if len(contexts) == 1:
         contexts = sorted({max(1, contexts[0] // 2), contexts[0]})
     return {
-        "dcut_sglang": __version__,
+        "dcut_sglang": f"{__version__}:{_code_digest()}",
         "sglang": version("sglang"),
         "torch": torch.__version__,
         "device": _device_name(worker.device),
@@ -201,6 +201,14 @@ def make_fingerprint(worker: Any, config: DCutConfig) -> dict[str, Any]:
         "contexts": contexts,
         "probe_budget_s": config.probe_budget_s,
     }
+
+
+def _code_digest() -> str:
+    """Digest of this package's step code, which is part of what is measured."""
+    package = Path(__file__).resolve().parents[1]
+    sources = [*package.glob("*.py"), *package.glob("host/**/*.py")]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources)))
+    return digest.hexdigest()[:12]
 
 
 def _identity(model_config: Any) -> str:

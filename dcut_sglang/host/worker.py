@@ -24,10 +24,12 @@ from dcut_sglang.host.hooks import verify_hooks
 from dcut_sglang.host.logits import adjust_logits
 from dcut_sglang.host.metrics import StepMetrics, StepTimer
 from dcut_sglang.host.probe import load_or_probe
+from dcut_sglang.host.tracing import open_trace, write_step
 from dcut_sglang.host.verify import TargetOutput, commit_hidden, verify
 from dcut_sglang.host.window import BlockWindow, open_window, pack
 from dcut_sglang.selector import Decision, Selector
 from dcut_sglang.survival import rank_drafts, survival
+from dcut_sglang.trace import TraceWriter
 
 
 class DCutWorker(DFlashWorkerV2):
@@ -43,6 +45,7 @@ class DCutWorker(DFlashWorkerV2):
         self.probe_s = 0.0
         self.forced: Forced | None = None
         self.metrics = StepMetrics(self.block_size)
+        self.trace: TraceWriter | None = None
         verify_hooks()
 
     def prewarm_sampling(self) -> Any:
@@ -51,6 +54,7 @@ class DCutWorker(DFlashWorkerV2):
         with torch.inference_mode():
             cost, self.probe_s = load_or_probe(self, self.config)
         self.selector = Selector(cost, self.config)
+        self.trace = open_trace(self.config, self.block_size, dict(cost.fingerprint))
         self.metrics.reset()
         return result
 
@@ -96,6 +100,19 @@ class DCutWorker(DFlashWorkerV2):
             num_accepted=accepted.num_drafts,
             decision=decision,
         )
+        if self.trace is not None:
+            write_step(
+                self.trace,
+                step=self.metrics.steps,
+                batch=batch,
+                contexts=window.prefix_lens,
+                drafts=None if plain else drafts,
+                verify_lens=verify_lens,
+                num_accepted=accepted.num_drafts,
+                timer=timer,
+                decision=decision,
+                forced=self.forced.describe() if self.forced is not None else "",
+            )
         return self._result(window, verify_lens, target, accepted)
 
     def decide(self, drafts: DraftBlock, batch: Any) -> tuple[torch.Tensor, int, Decision | None]:

@@ -18,6 +18,8 @@ EVERY_FIELD: dict[str, Any] = {
     "probe_contexts": [10, 100, 1000],
     "cost_table": "table.json",
     "cost_cache_dir": "",
+    "trace_path": "steps.trace",
+    "trace_max_mb": 0.5,
 }
 
 

@@ -16,11 +16,11 @@ COMMON_ARGS = (
     *("--dtype", "float32", "--context-length", "192", "--max-running-requests", "16"),
     *("--max-total-tokens", "8192"),
 )
+SETTINGS = {"probe_budget_s": 4, "cost_cache_dir": ""}
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
-DCUT_ARGS = (
+SPECULATE = (
     *("--speculative-algorithm", "DCUT"),
     *("--speculative-draft-model-path", str(DRAFTER)),
-    *("--dcut-config", json.dumps({"probe_budget_s": 4, "cost_cache_dir": ""})),
 )
 
 
@@ -59,16 +59,21 @@ def reference(plain: Server) -> Callable[[list[Case]], list[list[int]]]:
 @pytest.fixture(scope="session")
 def dcut(logs: Path) -> Iterator[Server]:
     """DCUT with SGLang's defaults: overlap scheduling, radix cache, pages of one token."""
-    with Server(TARGET, (*COMMON_ARGS, *DCUT_ARGS), log=logs / "dcut.log", env=STRICT) as server:
+    # A cache folder that cannot be created, as on a full or read-only disk.
+    settings = json.dumps({**SETTINGS, "cost_cache_dir": "/dev/null/costs"})
+    args = (*COMMON_ARGS, *SPECULATE, "--dcut-config", settings)
+    with Server(TARGET, args, log=logs / "dcut.log", env=STRICT) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def dcut_paged(logs: Path) -> Iterator[Server]:
-    """DCUT with everything the other way: synchronous, no radix cache, pages of 16."""
+    """DCUT with everything the other way: synchronous, no radix cache, pages of 16, traced."""
+    settings = {**SETTINGS, "trace_path": str(logs / "steps.trace"), "trace_max_mb": 32}
     args = (
         *COMMON_ARGS,
-        *DCUT_ARGS,
+        *SPECULATE,
+        *("--dcut-config", json.dumps(settings)),
         *("--disable-overlap-schedule", "--disable-radix-cache", "--page-size", "16"),
     )
     with Server(TARGET, args, log=logs / "dcut_paged.log", env=STRICT) as server:

@@ -24,6 +24,7 @@ from sglang.srt.arg_groups.overrides import resolving_view  # noqa: E402
 from sglang.srt.server_args import ServerArgs, prepare_server_args  # noqa: E402
 
 from dcut_sglang.host import compat, server_args  # noqa: E402
+from dcut_sglang.host.flag import read_config  # noqa: E402
 from dcut_sglang.host.hooks import HOOKS, missing_hooks  # noqa: E402
 
 BASE = ("--model-path", str(TARGET), "--device", "cpu", "--speculative-algorithm", "DCUT")
@@ -171,3 +172,24 @@ def test_the_cpu_environment_is_gone_when_unset() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True)
     assert done.stdout.split() == ["None", "None"], done.stdout + done.stderr
+
+
+def test_engine_passes_its_settings_in_a_file(tmp_path: Path) -> None:
+    """``sgl.Engine`` builds the record without a parser."""
+
+    def record(text: str) -> ServerArgs:
+        settings = tmp_path / "dcut.json"
+        settings.write_text(text)
+        args = ServerArgs(
+            model_path=str(TARGET),
+            device="cpu",
+            speculative_algorithm="DCUT",
+            speculative_draft_model_path=str(DRAFTER),
+            speculative_adaptive_config=str(settings),
+        )
+        args.resolve_once()
+        return args
+
+    assert read_config(record('{"keep_ratios": [0.5]}')).keep_ratios == (0.5,)
+    with pytest.raises(ValueError, match="known: keep_ratios"):
+        record('{"ratio": 1}')

@@ -1,0 +1,77 @@
+"""The worker's decision trace, when the configuration names a file."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dcut_sglang.config import ConfigError, DCutConfig
+from dcut_sglang.host.draft import DraftBlock
+from dcut_sglang.host.metrics import StepTimer
+from dcut_sglang.selector import Decision
+from dcut_sglang.trace import TraceWriter
+
+logger = logging.getLogger(__name__)
+
+
+def open_trace(
+    config: DCutConfig, block_size: int, conditions: dict[str, Any]
+) -> TraceWriter | None:
+    """The writer that the configuration asks for, or None.
+
+    Raises:
+        ConfigError: the file exists, or cannot be created.
+    """
+    if config.trace_path is None:
+        return None
+    path = Path(config.trace_path).expanduser()
+    try:
+        return TraceWriter(path, block_size, int(config.trace_max_mb * 2**20), conditions)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"trace_path: {path} exists and is not overwritten; move it away or name another file"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"trace_path: cannot write {path}: {error}") from error
+
+
+def write_step(
+    trace: TraceWriter,
+    *,
+    step: int,
+    batch: Any,
+    contexts: torch.Tensor,
+    drafts: DraftBlock | None,
+    verify_lens: torch.Tensor,
+    num_accepted: torch.Tensor,
+    timer: StepTimer,
+    decision: Decision | None,
+    forced: str,
+) -> None:
+    """Append one step; a disk that fails ends the trace, not the serving.
+
+    Copies the step's tensors to the host, which syncs: tracing has a price on CUDA.
+    """
+    phase_ms = dict(timer.phase_ms)
+    phase_ms["draft"] = phase_ms.get("draft", 0.0) + phase_ms.pop("confidence", 0.0)
+    nan = float("nan")
+    try:
+        trace.write_step(
+            step=step,
+            request_ids=[request.rid for request in batch.reqs],
+            verify_lens=verify_lens.cpu().numpy(),
+            accepted=num_accepted.cpu().numpy(),
+            contexts=contexts.cpu().numpy(),
+            mode="plain" if drafts is None else "speculate",
+            confidence=None if drafts is None else drafts.confidence.float().cpu().numpy(),
+            predicted_ms=nan if decision is None else decision.predicted_ms,
+            measured_ms=nan if timer.step_ms is None else timer.step_ms,
+            phase_ms=phase_ms,
+            forced=forced,
+        )
+    except OSError as error:
+        logger.error("DCUT: the trace ends at step %d: %s", step, error)
+        trace.full = True

@@ -1,0 +1,62 @@
+"""A recorded run of a real server, replayed: its counts exactly, its time nearly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from harness import Case, prompts, run
+
+from dcut_sglang.bench.server import Server
+from dcut_sglang.cost import CostTable
+from dcut_sglang.replay.anchors import AnchorBank
+from dcut_sglang.replay.policies import FixedRatio
+from dcut_sglang.replay.reproduce import reproduce
+from dcut_sglang.replay.run import replay
+from dcut_sglang.replay.step_cost import StepCost
+from dcut_sglang.trace import Trace, read_trace
+
+
+def recorded(server: Server, logs: Path, knobs: dict[str, float]) -> Trace:
+    """The steps of one load under forced knobs (none: the selector's own choices)."""
+    before = len(read_trace(logs / "steps.trace").steps)
+    server.set_state(**knobs, dcut_reset_metrics=1)
+    run(server, [Case(prompt, 48) for prompt in prompts()[:24]], 8)
+    trace = read_trace(logs / "steps.trace")
+    return replace(trace, steps=trace.steps[before:])
+
+
+def test_replay_reproduces_a_recorded_run(dcut_paged: Server, logs: Path) -> None:
+    for knobs in ({"dcut_force_ratio": -1}, {"dcut_force_random": 3}, {"dcut_force_plain": 1}):
+        trace = recorded(dcut_paged, logs, knobs)
+        counters = dcut_paged.dcut()
+        found = reproduce(trace, CostTable.from_json(counters["cost_table"]))
+        assert found.steps == counters["steps"] and found.plain_steps == counters["plain_steps"]
+        assert found.tokens == counters["tokens_emitted"]
+        assert found.rows == counters["rows_verified"]
+        print(f"{knobs}: predicted {found.predicted_ms:.0f} ms, measured {found.measured_ms:.0f}")
+        # A tiny model's step is mostly interpreter time, which the machine's load moves; the
+        # figure that counts is a benchmark's, with a real model.
+        assert abs(found.time_error) < 0.5
+
+
+def test_the_selector_s_prediction_is_in_the_trace(dcut_paged: Server, logs: Path) -> None:
+    trace = recorded(dcut_paged, logs, {"dcut_force_ratio": -1})
+    cost = CostTable.from_json(dcut_paged.dcut()["cost_table"])
+    for step in trace.steps:
+        rows = int(step.verify_lens.sum())
+        expected = cost.draft(step.bs, step.contexts.mean()) + cost.verify(
+            step.bs, rows, step.contexts.mean()
+        )
+        np.testing.assert_allclose(step.predicted_ms, expected, rtol=1e-3)
+
+
+def test_a_full_width_trace_replays_any_policy(dcut_paged: Server, logs: Path) -> None:
+    trace = recorded(dcut_paged, logs, {"dcut_force_ratio": 1.0})
+    bank = AnchorBank.from_trace(trace)
+    assert bank.num_texts == 24
+    cost = StepCost(CostTable.from_json(dcut_paged.dcut()["cost_table"]), 8)
+    full, half = replay(bank, FixedRatio((1.0, 0.5)), cost, num_tokens=2000, num_worlds=1)
+    assert full.tokens / full.steps >= half.tokens / half.steps > 8
+    assert half.rows / half.steps < full.rows / full.steps == 128
