@@ -25,6 +25,10 @@ class DCutConfig:
             number of drafts is a candidate.
         objective: ``throughput`` weighs expected tokens with the anchors counted, per measured
             millisecond; ``paper`` leaves the anchors out of the numerator.
+        plain_steps: whether a step may draft nothing, where plain decoding is expected to yield
+            more tokens per millisecond.
+        plain_margin: relative advantage that plain steps, or speculation, must show before they
+            replace each other.
         probe_budget_s: seconds the cost probe may take at server start.
         probe_contexts: mean context lengths at which costs are measured.
         cost_table: a cost table file to use instead of probing; refused unless it was measured
@@ -36,6 +40,8 @@ class DCutConfig:
 
     keep_ratios: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
     objective: Objective = "throughput"
+    plain_steps: bool = True
+    plain_margin: float = 0.03
     probe_budget_s: float = 30.0
     probe_contexts: tuple[int, ...] = (64, 512)
     cost_table: str | None = None
@@ -54,6 +60,13 @@ class DCutConfig:
             self.keep_ratios,
         )
         _require(self.objective in OBJECTIVES, "objective", f"one of {OBJECTIVES}", self.objective)
+        _require(type(self.plain_steps) is bool, "plain_steps", "true or false", self.plain_steps)
+        _require(
+            _is_number(self.plain_margin) and 0 <= self.plain_margin < 1,
+            "plain_margin",
+            "a number in 0..1",
+            self.plain_margin,
+        )
         _require(
             _is_number(self.probe_budget_s) and 0 < self.probe_budget_s < math.inf,
             "probe_budget_s",

@@ -56,22 +56,45 @@ class Forced:
             return f"lengths {list(self.lengths)}"
         return f"random lengths, seed {self.random_seed}"
 
-    def verify_lens(self, ranked: RankedDrafts, block_size: int, step: int) -> torch.Tensor:
+    def drafted(self, bs: int, step: int) -> torch.Tensor:
+        """Places of the requests to draft for: int64 [n] on the host, ascending.
+
+        Random lengths come with random modes: some steps draft for none, some for a few.
+        """
+        if self.plain:
+            return torch.arange(0)
+        if self.random_seed is not None:
+            generator = self._generator(step, of=1)
+            mode = torch.rand(1, generator=generator).item()
+            chosen = torch.rand(bs, generator=generator) < 0.5
+            if mode < 0.5:
+                return torch.nonzero(chosen).view(-1) if mode < 0.3 else torch.arange(0)
+        return torch.arange(bs)
+
+    def _generator(self, step: int, of: int) -> torch.Generator:
+        assert self.random_seed is not None
+        return torch.Generator().manual_seed(self.random_seed * 1_000_003 + 2 * step + of)
+
+    def verify_lens(
+        self, ranked: RankedDrafts, block_size: int, step: int, drafted: torch.Tensor
+    ) -> torch.Tensor:
         """Verify lengths int32 [bs] of decode step ``step`` (counted by the caller).
 
-        Fixed and random lengths are made on the host and copied to the device.
+        Fixed and random lengths are made on the host and copied to the device; a request that
+        was not drafted for has its anchor verified.
         """
         bs, device = ranked.bs, ranked.request.device
         if self.ratio is not None:
             return ranked.verify_lens(num_kept_at_ratio(self.ratio, bs, block_size))
+        lens = torch.ones(bs, dtype=torch.int32)
         if self.lengths is not None:
             cycled = [self.lengths[i % len(self.lengths)] for i in range(bs)]
-            return torch.tensor(cycled, dtype=torch.int32, device=device)
-        if self.random_seed is not None:
-            generator = torch.Generator().manual_seed(self.random_seed * 1_000_003 + step)
-            lens = torch.randint(1, block_size + 1, (bs,), generator=generator, dtype=torch.int32)
-            return lens.to(device)
-        return ranked.verify_lens(0)
+            lens[drafted] = torch.tensor(cycled, dtype=torch.int32)[drafted]
+        elif self.random_seed is not None:
+            generator = self._generator(step, of=0)
+            drawn = torch.randint(1, block_size + 1, (bs,), generator=generator, dtype=torch.int32)
+            lens[drafted] = drawn[drafted]
+        return lens.to(device)
 
 
 def apply_knob(

@@ -76,6 +76,13 @@ class Selector:
             self._candidates[bs].flags.writeable = False
         return self._candidates[bs]
 
+    def candidates_for(self, bs: int, num_drafted: int) -> npt.NDArray[np.int64]:
+        """Candidates when only some requests were drafted for: every number of their drafts,
+        since a bucket of the whole batch would keep drafts that do not exist."""
+        if num_drafted == bs:
+            return self.candidates(bs)
+        return np.arange(num_drafted * (self.cost.block_size - 1) + 1, dtype=np.int64)
+
     def _fill(self, bs: int, num_kept: int, num_drafts: int) -> int:
         if self.tiers is None:
             return num_kept
@@ -84,14 +91,22 @@ class Selector:
             return num_kept  # beyond the largest tier: the host runs it eagerly, unpadded
         return min(num_drafts, self.tiers[place] - bs)
 
-    def choose(self, expected_accepted: npt.ArrayLike, bs: int, context: float) -> Decision:
+    def choose(
+        self,
+        expected_accepted: npt.ArrayLike,
+        bs: int,
+        context: float,
+        kept: npt.NDArray[np.int64] | None = None,
+        num_drafted: int | None = None,
+    ) -> Decision:
         """Choose K.
 
         Args:
-            expected_accepted: float [n], sum of the K best survivals at each of
-                ``candidates(bs)``.
+            expected_accepted: float [n], sum of the K best survivals at each candidate.
             bs: requests of the batch.
             context: their mean committed length, in tokens.
+            kept: int64 [n], the candidates, ascending; ``candidates(bs)`` by default.
+            num_drafted: requests that were drafted for; all by default.
 
         Returns:
             the decision; of equal utilities the one with fewer rows.
@@ -99,11 +114,15 @@ class Selector:
         Raises:
             ValueError: ``expected_accepted`` has another shape.
         """
-        kept = self.candidates(bs)
+        if kept is None:
+            kept = self.candidates(bs)
         accepted = np.asarray(expected_accepted, dtype=np.float64)
         if accepted.shape != kept.shape:
             raise ValueError(f"expected {kept.size} gains, got shape {accepted.shape}")
-        predicted_ms = self.cost.draft(bs, context) + self.cost.verify(bs, bs + kept, context)
+        predicted_ms = self.cost.verify(bs, bs + kept, context)
+        num_drafted = bs if num_drafted is None else num_drafted
+        if num_drafted:
+            predicted_ms = predicted_ms + self.cost.draft(num_drafted, context)
         gain = accepted if self.config.objective == "paper" else bs + accepted
         best = int(np.argmax(gain / predicted_ms))
         return Decision(
@@ -112,3 +131,18 @@ class Selector:
             expected_tokens=float(bs + accepted[best]),
             predicted_ms=float(predicted_ms[best]),
         )
+
+    def best_tokens_per_ms(
+        self, expected_accepted: npt.NDArray[np.float64], bs: int, context: float
+    ) -> npt.NDArray[np.float64]:
+        """Expected tokens, anchors counted, per millisecond of the best candidate.
+
+        Args:
+            expected_accepted: float64 [m, n], as for ``choose``, for each of m cases.
+
+        Returns:
+            float64 [m].
+        """
+        kept = self.candidates(bs)
+        predicted_ms = self.cost.draft(bs, context) + self.cost.verify(bs, bs + kept, context)
+        return ((bs + expected_accepted) / predicted_ms).max(axis=1)

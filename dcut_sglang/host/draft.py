@@ -23,7 +23,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from dcut_sglang.host.metrics import StepTimer
-from dcut_sglang.host.window import BlockWindow
+from dcut_sglang.host.window import BlockWindow, select_requests
 
 # Rows of logits computed at a time: bounds memory at large batches. On a CPU, the GEMM of 64
 # rows costs half as much again per row as that of 256.
@@ -39,30 +39,42 @@ class DraftBlock:
 
     Attributes:
         tokens: int64 [bs, D], the anchor in column 0, the drafts behind it.
-        confidence: float32 [bs, D-1], probability that the drafter gives each of its drafts.
+        confidence: float32 [bs, D-1], probability that the drafter gives each of its drafts; 0
+            for requests that were not drafted for.
+        num_drafted: requests that were drafted for.
     """
 
     tokens: torch.Tensor
     confidence: torch.Tensor
+    num_drafted: int
 
 
-def no_drafts(window: BlockWindow) -> DraftBlock:
-    """The block of a plain step: the anchor, and drafts that nothing will look at."""
+def draft_blocks(
+    worker: Any, batch: Any, window: BlockWindow, places: torch.Tensor, timer: StepTimer
+) -> DraftBlock:
+    """Run the drafter over the blocks of the requests at ``places``. No host sync.
+
+    Args:
+        places: int64 [n] on the host, ascending; empty: nothing runs.
+    """
+    bs, depth = window.bs, window.block_size - 1
     tokens = torch.zeros_like(window.positions)
     tokens[:, 0] = window.anchors
-    return DraftBlock(tokens, torch.zeros(tokens[:, 1:].shape, device=tokens.device))
-
-
-def draft_block(worker: Any, batch: Any, window: BlockWindow, timer: StepTimer) -> DraftBlock:
-    """Run the drafter over every request's block. No host sync."""
+    confidence = torch.zeros((bs, depth), dtype=torch.float32, device=tokens.device)
+    num_drafted = places.numel()
+    if num_drafted == 0:
+        return DraftBlock(tokens, confidence, 0)
+    if num_drafted < bs:
+        window = select_requests(worker, window, places)
     hidden = _draft_forward(worker, batch, window)
-    bs, block_size = window.bs, window.block_size
-    hidden = hidden.view(bs, block_size, -1)[:, 1:].reshape(bs * (block_size - 1), -1)
+    hidden = hidden.view(num_drafted, depth + 1, -1)[:, 1:].reshape(num_drafted * depth, -1)
     head = unwrap_lora_layer(worker.target_worker.model_runner.model.lm_head)
     num_org = head.shard_indices.num_org_elements if hasattr(head, "shard_indices") else None
-    drafts, confidence = greedy_with_confidence(hidden, head.weight[:num_org], timer)
-    tokens = torch.cat([window.anchors[:, None], drafts.view(bs, -1)], dim=1)
-    return DraftBlock(tokens, confidence.view(bs, -1))
+    drafts, probability = greedy_with_confidence(hidden, head.weight[:num_org], timer)
+    on_device = places.to(tokens.device)
+    tokens[on_device, 1:] = drafts.view(num_drafted, depth)
+    confidence[on_device] = probability.view(num_drafted, depth)
+    return DraftBlock(tokens, confidence, num_drafted)
 
 
 def greedy_with_confidence(
@@ -100,17 +112,12 @@ def _draft_forward(worker: Any, batch: Any, window: BlockWindow) -> torch.Tensor
     embedding = unwrap_lora_layer(worker.target_worker.model_runner.model.get_input_embeddings())
     input_embeds = embedding(block_ids) * worker.noise_embed_scale
 
-    # Upper bounds of the KV lengths on the host: committed + one block, or what is reserved.
-    host_lens = (
-        batch.spec_info.nxt_kv_lens_cpu
-        if batch.seq_lens_cpu is None
-        else batch.seq_lens_cpu + block_size
-    )
+    host_lens = window.host_lens + block_size
     forward_batch = ForwardBatch(
         forward_mode=ForwardMode.TARGET_VERIFY,
         batch_size=bs,
         input_ids=block_ids.reshape(-1),
-        req_pool_indices=batch.req_pool_indices,
+        req_pool_indices=window.req_pool_indices,
         seq_lens=window.prefix_lens,
         out_cache_loc=window.slots.reshape(-1),
         seq_lens_sum=int(host_lens.sum()),

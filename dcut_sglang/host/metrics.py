@@ -36,7 +36,8 @@ class StepTimer:
     def mark(self, phase: str) -> None:
         """End ``phase`` now; the next one starts."""
         now_s = time.perf_counter()
-        self.phase_ms[phase] = (now_s - self._last_s) * 1e3 - self._apart_ms
+        elapsed_ms = (now_s - self._last_s) * 1e3 - self._apart_ms
+        self.phase_ms[phase] = self.phase_ms.get(phase, 0.0) + elapsed_ms
         self._last_s, self._apart_ms = now_s, 0.0
 
     @contextmanager
@@ -69,6 +70,7 @@ class StepMetrics:
         """Start over from zero."""
         self.steps = 0
         self.plain_steps = 0
+        self.relook_steps = 0
         self.request_steps = 0
         self.drafts_proposed = 0
         self.drafts_kept = 0
@@ -90,15 +92,16 @@ class StepMetrics:
         bs: int,
         num_rows: int,
         verified_rows: int,
-        drafted: bool,
+        num_drafted: int,
         num_accepted: torch.Tensor,
         decision: Decision | None,
     ) -> None:
         """Add one step. ``num_accepted``: int64 [bs], kept on the device. No host sync."""
-        num_drafts = bs * (self.block_size - 1) if drafted else 0
+        num_drafts = num_drafted * (self.block_size - 1)
         kept = num_rows - bs
         self.steps += 1
-        self.plain_steps += not drafted
+        self.plain_steps += num_drafted == 0
+        self.relook_steps += 0 < num_drafted < bs
         self.request_steps += bs
         self.drafts_proposed += num_drafts
         self.drafts_kept += kept
@@ -120,6 +123,7 @@ class StepMetrics:
         return {
             "steps": self.steps,
             "plain_steps": self.plain_steps,
+            "relook_steps": self.relook_steps,
             "plain_share": _share(self.plain_steps, self.steps),
             "request_steps": self.request_steps,
             "drafts_proposed": self.drafts_proposed,

@@ -22,7 +22,7 @@ from dcut_sglang import __version__
 from dcut_sglang.config import DCutConfig
 from dcut_sglang.cost import CostTable, CostTableError
 from dcut_sglang.host.device import step_clock
-from dcut_sglang.host.draft import draft_block, no_drafts
+from dcut_sglang.host.draft import draft_blocks
 from dcut_sglang.host.metrics import StepTimer
 from dcut_sglang.host.window import BlockWindow, open_window
 from dcut_sglang.probe import ProbeReport, format_table, probe_costs
@@ -90,15 +90,20 @@ class WorkerSteps:
     def draft(self) -> None:
         self._prepare()
         assert self._window is not None
-        draft_block(self.worker, self._batch, self._window, StepTimer(self.worker.device))
+        everyone = torch.arange(self._window.bs)
+        timer = StepTimer(self.worker.device)
+        draft_blocks(self.worker, self._batch, self._window, everyone, timer)
 
     def verify(self, num_rows: int) -> int:
         self._prepare()
         window = self._window
         assert window is not None
+        drafts = draft_blocks(
+            self.worker, self._batch, window, torch.arange(0), StepTimer(self.worker.device)
+        )
         lens = keep_best(survival(self._confidence), num_rows - window.bs)
         verified, _ = self.worker.verify_and_commit(
-            self._batch, window, no_drafts(window), lens.to(window.slots.device), num_rows
+            self._batch, window, drafts, lens.to(window.slots.device), num_rows
         )
         return int(verified.logits.shape[0])
 

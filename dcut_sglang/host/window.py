@@ -21,14 +21,19 @@ class BlockWindow:
 
     Attributes:
         anchors: int64 [bs], last known token of each request.
+        req_pool_indices: int [bs], rows of the scheduler's request table.
         prefix_lens: int [bs], committed lengths.
+        host_lens: int [bs] on the host, at least the committed lengths (under overlap the
+            scheduler's knowledge lags).
         positions: int64 [bs, D].
         slots: int64 [bs, D], KV slots, reserved by the scheduler before the step.
         plan: SGLang's id plan for the step, shared by draft, verify and hidden-state writes.
     """
 
     anchors: torch.Tensor
+    req_pool_indices: torch.Tensor
     prefix_lens: torch.Tensor
+    host_lens: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
     plan: KVLocPlan
@@ -67,22 +72,56 @@ class PackedRows:
 
 def open_window(worker: Any, batch: Any, block_size: int) -> BlockWindow:
     """Gather the step's window from the scheduler's tables. No host sync."""
+    host_lens = batch.seq_lens_cpu
+    return _gather_window(
+        worker,
+        batch.spec_info.bonus_tokens.view(-1),
+        batch.req_pool_indices,
+        batch.seq_lens,
+        host_lens if host_lens is not None else batch.spec_info.nxt_kv_lens_cpu,
+        block_size,
+    )
+
+
+def select_requests(worker: Any, window: BlockWindow, places: torch.Tensor) -> BlockWindow:
+    """The window of some of the batch's requests.
+
+    Args:
+        places: int64 [n] on the host, ascending.
+    """
+    on_device = places.to(window.positions.device)
+    return _gather_window(
+        worker,
+        window.anchors[on_device],
+        window.req_pool_indices[on_device],
+        window.prefix_lens[on_device],
+        window.host_lens[places],
+        window.block_size,
+    )
+
+
+def _gather_window(
+    worker: Any,
+    anchors: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    host_lens: torch.Tensor,
+    block_size: int,
+) -> BlockWindow:
     model_runner = worker.model_runner
-    prefix_lens = batch.seq_lens
     positions = prefix_lens.to(torch.int64)[:, None] + torch.arange(
         block_size, device=prefix_lens.device
     )
-    rows = batch.req_pool_indices.to(torch.int64)[:, None]
+    rows = req_pool_indices.to(torch.int64)[:, None]
     slots = model_runner.req_to_token_pool.req_to_token[rows, positions].to(torch.int64)
-    host_lens = batch.seq_lens_cpu
     plan = model_runner.kv_index_translator.plan(
-        req_pool_indices=batch.req_pool_indices,
+        req_pool_indices=req_pool_indices,
         seq_lens=prefix_lens,
-        seq_lens_cpu=host_lens if host_lens is not None else batch.spec_info.nxt_kv_lens_cpu,
+        seq_lens_cpu=host_lens,
         write_virtual=slots.reshape(-1),
         read_extent=block_size,
     )
-    return BlockWindow(batch.spec_info.bonus_tokens.view(-1), prefix_lens, positions, slots, plan)
+    return BlockWindow(anchors, req_pool_indices, prefix_lens, host_lens, positions, slots, plan)
 
 
 def pack(window: BlockWindow, verify_lens: torch.Tensor, num_rows: int) -> PackedRows:

@@ -16,9 +16,10 @@ from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 
 from dcut_sglang import __version__
 from dcut_sglang.accept import Accepted, accept_greedy
+from dcut_sglang.controller import Controller
 from dcut_sglang.force import Forced
 from dcut_sglang.host.device import adapt_draft_model, argmax_rows
-from dcut_sglang.host.draft import DraftBlock, draft_block, no_drafts
+from dcut_sglang.host.draft import DraftBlock, draft_blocks
 from dcut_sglang.host.flag import read_config
 from dcut_sglang.host.hooks import verify_hooks
 from dcut_sglang.host.logits import adjust_logits
@@ -42,6 +43,7 @@ class DCutWorker(DFlashWorkerV2):
         self.noise_embed_scale = self._noise_embed_scale
         self.config = read_config(self.server_args)
         self.selector: Selector | None = None
+        self.controller: Controller | None = None
         self.probe_s = 0.0
         self.forced: Forced | None = None
         self.metrics = StepMetrics(self.block_size)
@@ -54,6 +56,7 @@ class DCutWorker(DFlashWorkerV2):
         with torch.inference_mode():
             cost, self.probe_s = load_or_probe(self, self.config)
         self.selector = Selector(cost, self.config)
+        self.controller = Controller(self.selector, self.config.plain_margin)
         self.trace = open_trace(self.config, self.block_size, dict(cost.fingerprint))
         self.metrics.reset()
         return result
@@ -77,14 +80,16 @@ class DCutWorker(DFlashWorkerV2):
         return self.decode_step(batch, on_publish)
 
     def decode_step(self, batch: Any, on_publish: Any) -> GenerationBatchResult:
-        """Draft, decide, verify, accept, commit."""
+        """Plan, draft, decide, verify, accept, commit."""
         timer = StepTimer(self.device)
         window = open_window(self, batch, self.block_size)
-        plain = self.forced is not None and self.forced.plain
-        drafts = no_drafts(window) if plain else draft_block(self, batch, window, timer)
+        places = self.whom_to_draft_for(batch)
+        timer.mark("decide")
+
+        drafts = draft_blocks(self, batch, window, places, timer)
         timer.mark("draft")
 
-        verify_lens, num_rows, decision = self.decide(drafts, batch)
+        verify_lens, num_rows, decision = self.decide(batch, drafts, places)
         timer.mark("decide")
 
         target, accepted = self.verify_and_commit(
@@ -96,7 +101,7 @@ class DCutWorker(DFlashWorkerV2):
             bs=window.bs,
             num_rows=num_rows,
             verified_rows=target.logits.shape[0],
-            drafted=not plain,
+            num_drafted=drafts.num_drafted,
             num_accepted=accepted.num_drafts,
             decision=decision,
         )
@@ -106,7 +111,7 @@ class DCutWorker(DFlashWorkerV2):
                 step=self.metrics.steps,
                 batch=batch,
                 contexts=window.prefix_lens,
-                drafts=None if plain else drafts,
+                drafts=drafts if drafts.num_drafted else None,
                 verify_lens=verify_lens,
                 num_accepted=accepted.num_drafts,
                 timer=timer,
@@ -115,20 +120,46 @@ class DCutWorker(DFlashWorkerV2):
             )
         return self._result(window, verify_lens, target, accepted)
 
-    def decide(self, drafts: DraftBlock, batch: Any) -> tuple[torch.Tensor, int, Decision | None]:
+    def whom_to_draft_for(self, batch: Any) -> torch.Tensor:
+        """Places in the batch, int64 [n] on the host: everyone, nobody, or a few to look again."""
+        bs = len(batch.reqs)
+        if self.forced is not None:
+            return self.forced.drafted(bs, self.metrics.steps)
+        if not self.config.plain_steps:
+            return torch.arange(bs)
+        assert self.controller is not None, "the costs are measured before serving"
+        plan = self.controller.plan([r.rid for r in batch.reqs], batch.seq_lens_sum / bs)
+        return torch.from_numpy(plan.drafted)
+
+    def decide(
+        self, batch: Any, drafts: DraftBlock, places: torch.Tensor
+    ) -> tuple[torch.Tensor, int, Decision | None]:
         """Verify lengths int32 [bs], their sum, and the selector's reasons (None when forced).
 
-        One host sync: the expected gains of the candidates, or the forced lengths' sum.
+        One host sync: the survivals, for the candidates' gains and the controller's memory; or
+        the forced lengths' sum.
         """
         bs = drafts.tokens.shape[0]
-        ranked = rank_drafts(survival(drafts.confidence))
+        survivals = survival(drafts.confidence)
+        ranked = rank_drafts(survivals)
         if self.forced is not None:
-            verify_lens = self.forced.verify_lens(ranked, self.block_size, self.metrics.steps)
+            verify_lens = self.forced.verify_lens(
+                ranked, self.block_size, self.metrics.steps, places
+            )
             return verify_lens, int(verify_lens.sum()), None
-        assert self.selector is not None, "the costs are measured before serving"
-        candidates = torch.from_numpy(self.selector.candidates(bs))
-        gains = ranked.expected_accepted[candidates.to(drafts.tokens.device)].cpu().numpy()
-        decision = self.selector.choose(gains, bs, context=batch.seq_lens_sum / bs)
+        assert self.selector is not None and self.controller is not None
+        if drafts.num_drafted:
+            shown = survivals.cpu()[places].numpy()
+            self.controller.observe([batch.reqs[i].rid for i in places.tolist()], shown)
+        candidates = self.selector.candidates_for(bs, drafts.num_drafted)
+        gains = ranked.expected_accepted.cpu().numpy()[candidates]
+        decision = self.selector.choose(
+            gains,
+            bs,
+            context=batch.seq_lens_sum / bs,
+            kept=candidates,
+            num_drafted=drafts.num_drafted,
+        )
         return ranked.verify_lens(decision.num_kept), decision.num_rows, decision
 
     def verify_and_commit(
@@ -184,12 +215,13 @@ class DCutWorker(DFlashWorkerV2):
 
     def describe(self) -> dict[str, Any]:
         """The ``dcut`` object of ``/server_info``. Syncs once with the device."""
-        assert self.selector is not None, "the costs are measured before serving"
+        assert self.selector is not None and self.controller is not None
         return {
             "version": __version__,
             "active": True,
             "block_size": self.block_size,
             "forced": self.forced.describe() if self.forced is not None else None,
+            "mode": self.controller.mode,
             "config": self.config.to_dict(),
             "probe_s": round(self.probe_s, 3),
             "cost_table": self.selector.cost.to_json(),

@@ -73,7 +73,8 @@ def reproduce(trace: Trace, cost: CostTable) -> Reproduction:
             continue
         context = float(step.contexts.mean())
         verify_ms = float(cost.verify(step.bs, int(kept.sum()) + step.bs, context))
-        predicted.append(verify_ms + (0.0 if plain else cost.draft(step.bs, context)))
+        drafted = step.num_drafted
+        predicted.append(verify_ms + (cost.draft(drafted, context) if drafted else 0.0))
         recorded.append(step.predicted_ms)
         measured.append(step.measured_ms)
     errors = np.abs(np.array(predicted) / np.array(measured) - 1)

@@ -79,7 +79,7 @@ def replay(
     bs = cost.bs
     variants = len(policy.labels)
     rng = np.random.default_rng(seed)
-    queues, first = _queues(bank, bs, num_tokens, num_worlds, rng)
+    order, first = queues(bank, bs, num_tokens, num_worlds, rng)
     variant = np.repeat(np.arange(variants), num_worlds)
     world = np.tile(np.arange(num_worlds), variants)
     anchor = np.tile(first, (variants, 1))
@@ -105,8 +105,8 @@ def replay(
         ms[active] += draft_ms + cost.verify_each(context, num_kept)
         finished = emitted == bank.remaining[now]
         place[active] += finished
-        turn = place[active] % queues.shape[2]
-        upcoming = bank.start[queues[world[active][:, None], columns, turn]]
+        turn = place[active] % order.shape[2]
+        upcoming = bank.start[order[world[active][:, None], columns, turn]]
         anchor[active] = np.where(finished, upcoming, now + emitted)
         active = active[tokens[active] < num_tokens]
         if progress is not None:
@@ -125,7 +125,7 @@ def replay(
     ]
 
 
-def _queues(
+def queues(
     bank: AnchorBank, bs: int, num_tokens: int, num_worlds: int, rng: np.random.Generator
 ) -> tuple[IntArray, IntArray]:
     """Texts that each place of each batch serves, in order, and where it starts.

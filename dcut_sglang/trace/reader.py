@@ -59,13 +59,15 @@ class TraceStep:
         mode: "speculate", or "plain" for a step that drafts nothing.
         forced: label of a forced choice, "" when the selector chose.
         predicted_ms: cost-table milliseconds of the decision; nan: unknown.
-        measured_ms: wall milliseconds of the whole step; nan: unknown.
-        phase_ms: the same by phase, float32 [4] in the order of ``PHASES``; nan: unknown.
+        measured_ms: milliseconds of the whole step, on the clock of the cost table (on a CPU the
+            thread's CPU time); nan: unknown.
+        phase_ms: wall milliseconds by phase, float32 [4] in the order of ``PHASES``; nan: unknown.
         requests: int64 [bs], place of each request's id in ``Trace.names``.
         contexts: int64 [bs], committed tokens before the step.
         verify_lens: int64 [bs], anchor counted.
         accepted: int64 [bs], accepted drafts; a request emits one token more.
-        confidence: float32 [bs, D-1]; None where nothing was drafted.
+        confidence: float32 [bs, D-1], 0 for requests that were not drafted for; None where none
+            was.
     """
 
     step: int
@@ -83,6 +85,11 @@ class TraceStep:
     @property
     def bs(self) -> int:
         return len(self.verify_lens)
+
+    @property
+    def num_drafted(self) -> int:
+        """Requests that were drafted for."""
+        return 0 if self.confidence is None else int((self.confidence > 0).any(axis=1).sum())
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,7 @@ class DrafterConfig:
     mean the hidden state AFTER that target layer; the last layer is excluded, because SGLang
     captures a state as the input of the layer that follows. `block_sizes` are the block lengths
     (anchor included) for which the drafter is trained; the largest is the checkpoint's own.
+    `target_fingerprint` tells the target from others (`training.target.fingerprint`).
     """
 
     hidden_size: int
@@ -49,6 +50,7 @@ class DrafterConfig:
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
     max_position_embeddings: int = 8192
+    target_fingerprint: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         ids = self.target_layer_ids
@@ -78,7 +80,7 @@ class DrafterConfig:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the contents of config.json."""
-        return {
+        data: dict[str, Any] = {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
             "hidden_size": self.hidden_size,
@@ -109,6 +111,9 @@ class DrafterConfig:
             },
             "use_cache": True,
         }
+        if self.target_fingerprint is not None:
+            data["dflash_config"]["target_fingerprint"] = self.target_fingerprint
+        return data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> DrafterConfig:
@@ -130,6 +135,7 @@ class DrafterConfig:
             rope_theta=rope.get("rope_theta", data.get("rope_theta", 10000.0)),
             rms_norm_eps=data["rms_norm_eps"],
             max_position_embeddings=data["max_position_embeddings"],
+            target_fingerprint=dflash.get("target_fingerprint"),
         )
 
 

@@ -91,20 +91,24 @@ def drafter_proposer(
 ) -> Propose:
     """Returns a `Propose` that runs the drafter on the given responses.
 
-    embed, head: the target's embedding and output matrices, float [vocab, hidden].
+    embed, head: the target's embedding and output matrices, float [vocab, hidden]. The drafter
+    runs on their device; what it proposes is on the CPU.
     """
-    ids = pad_sequence([r.token_ids for r in responses], batch_first=True)
-    context = drafter.context(pad_sequence([r.features for r in responses], batch_first=True))
+    device = embed.device
+    ids = pad_sequence([r.token_ids for r in responses], batch_first=True).to(device)
+    features = pad_sequence([r.features for r in responses], batch_first=True)
+    context = drafter.context(features.to(device).float())
     mask_token_id = drafter.config.mask_token_id
 
     @torch.no_grad()
     def propose(requests: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        requests, anchors = requests.to(device), anchors.to(device)
         blocks = block_token_ids(ids[requests], anchors[:, None], block_size, mask_token_id)
         # Nothing behind the last anchor is attended to: leave it out of the copy.
         known = int(anchors.max())
         key_values = [(key[requests, :known], value[requests, :known]) for key, value in context]
         hidden = drafter(embed[blocks], anchors[:, None], key_values)[:, 0, 1:]
         confidence, drafts = (hidden @ head.T).float().softmax(-1).max(-1)
-        return drafts, confidence
+        return drafts.cpu(), confidence.cpu()
 
     return propose

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from dcut_sglang.training.blocks import block_loss, block_token_ids
 from dcut_sglang.training.drafter import Drafter
 from dcut_sglang.training.muon import Muon
 from dcut_sglang.training.responses import Response
+from dcut_sglang.training.vocabulary import VocabularySample
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class FitConfig:
     Each step takes `num_sequences` responses and `num_block_tokens` tokens' worth of blocks from
     each. `long_share` of the steps use the drafter's largest block; the others draw a length from
     its smallest to its largest, so that every length in between is in distribution.
+    `num_extra_tokens` replaces the full vocabulary, most of which the responses never use, by the
+    tokens that do occur in them and so many random others; 0 keeps all.
     """
 
     num_steps: int
@@ -34,6 +38,7 @@ class FitConfig:
     warmup_steps: int = 20
     decay_share: float = 0.5
     seed: int = 0
+    num_extra_tokens: int = 0
 
 
 class Optimizer:
@@ -69,6 +74,20 @@ class Optimizer:
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
 
+    def state(self) -> dict[str, Any]:
+        """Returns momenta and places in the schedules, for torch.save."""
+        return {
+            "optimizers": [optimizer.state_dict() for optimizer in self._inner],
+            "schedules": [schedule.last_epoch for schedule in self._schedules],
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state` returned."""
+        for optimizer, saved in zip(self._inner, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        for schedule, place in zip(self._schedules, state["schedules"], strict=True):
+            schedule.last_epoch = place
+
 
 def sample_anchors(
     responses: Sequence[Response], num_blocks: int, generator: torch.Generator
@@ -80,6 +99,94 @@ def sample_anchors(
     return starts[:, None] + (draws * spans[:, None]).long()
 
 
+class Fitter:
+    """A training run that can be stopped between any two steps and go on elsewhere.
+
+    `embed` and `head` (float [vocab, hidden], on the drafter's device) stay frozen.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        embed: Tensor,
+        head: Tensor,
+        responses: Sequence[Response],
+        config: FitConfig,
+    ) -> None:
+        self._drafter, self._embed, self._head, self._config = drafter, embed, head, config
+        self._usable = [r for r in responses if len(r.token_ids) - r.num_prompt_tokens >= 2]
+        self._rng = random.Random(config.seed)
+        self._generator = torch.Generator().manual_seed(config.seed)
+        self._optimizer = Optimizer(
+            [p for p in drafter.parameters() if p.dim() == 2],
+            [p for p in drafter.parameters() if p.dim() != 2],
+            config.lr,
+            config.num_steps,
+            config.warmup_steps,
+            config.decay_share,
+        )
+        self._sample = None
+        if config.num_extra_tokens:
+            used = [r.token_ids[r.num_prompt_tokens :] for r in self._usable]
+            self._sample = VocabularySample(
+                torch.cat(used).unique(), len(head), config.num_extra_tokens
+            )
+        self.num_done = 0
+        self.average_loss = 0.0
+
+    def step(self) -> None:
+        """Takes one optimizer step."""
+        config, sizes, device = self._config, self._drafter.config.block_sizes, self._embed.device
+        is_long = self._rng.random() < config.long_share
+        block_size = max(sizes) if is_long else self._rng.randint(min(sizes), max(sizes))
+        batch = self._rng.sample(self._usable, min(config.num_sequences, len(self._usable)))
+        ids = pad_sequence([r.token_ids for r in batch], batch_first=True)
+        features = pad_sequence([r.features for r in batch], batch_first=True)
+        anchors = sample_anchors(batch, config.num_block_tokens // block_size, self._generator)
+        places = anchors[:, :, None] + torch.arange(1, block_size)
+        valid = places < torch.tensor([len(r.token_ids) for r in batch])[:, None, None]
+        labels = ids.gather(1, places.clamp(max=ids.shape[1] - 1).flatten(1)).view_as(places)
+        blocks = block_token_ids(ids, anchors, block_size, self._drafter.config.mask_token_id)
+        context = self._drafter.context(features.to(device).float())
+        anchors = anchors.to(device)
+        hidden = self._drafter(self._embed[blocks.to(device)], anchors, context)[:, :, 1:]
+        if self._sample is None:
+            logits = hidden @ self._head.T
+        else:
+            chosen, correction = self._sample.draw(self._generator)
+            logits = hidden @ self._head[chosen.to(device)].T + correction.to(device)
+            labels = self._sample.place_of[labels]
+        # Labels behind the end of a text are not used and may be absent from the sample.
+        labels = labels.where(valid, 0)
+        loss = block_loss(logits, labels.to(device), valid.to(device), config.gamma)
+        self._optimizer.step(loss)
+        value = loss.item()
+        is_first = self.num_done == 0
+        self.average_loss = value if is_first else 0.95 * self.average_loss + 0.05 * value
+        self.num_done += 1
+
+    def state(self) -> dict[str, Any]:
+        """Returns all that decides the steps to come, for torch.save."""
+        return {
+            "drafter": self._drafter.state_dict(),
+            "optimizer": self._optimizer.state(),
+            "rng": list(self._rng.getstate()),
+            "generator": self._generator.get_state(),
+            "num_done": self.num_done,
+            "average_loss": self.average_loss,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state` returned; drafter, responses and config must be the same."""
+        self._drafter.load_state_dict(state["drafter"])
+        self._optimizer.load_state(state["optimizer"])
+        version, numbers, gauss = state["rng"]
+        self._rng.setstate((version, tuple(numbers), gauss))
+        self._generator.set_state(state["generator"])
+        self.num_done = state["num_done"]
+        self.average_loss = state["average_loss"]
+
+
 def fit(
     drafter: Drafter,
     embed: Tensor,
@@ -89,33 +196,8 @@ def fit(
     log: Callable[[str], None] = print,
 ) -> None:
     """Trains the drafter in place; `embed` and `head` (float [vocab, hidden]) stay frozen."""
-    usable = [r for r in responses if len(r.token_ids) - r.num_prompt_tokens >= 2]
-    rng = random.Random(config.seed)
-    generator = torch.Generator().manual_seed(config.seed)
-    optimizer = Optimizer(
-        [p for p in drafter.parameters() if p.dim() == 2],
-        [p for p in drafter.parameters() if p.dim() != 2],
-        config.lr,
-        config.num_steps,
-        config.warmup_steps,
-        config.decay_share,
-    )
-    sizes = drafter.config.block_sizes
-    average = 0.0
+    fitter = Fitter(drafter, embed, head, responses, config)
     for step in range(config.num_steps):
-        is_long = rng.random() < config.long_share
-        block_size = max(sizes) if is_long else rng.randint(min(sizes), max(sizes))
-        batch = rng.sample(usable, min(config.num_sequences, len(usable)))
-        ids = pad_sequence([r.token_ids for r in batch], batch_first=True)
-        features = pad_sequence([r.features for r in batch], batch_first=True)
-        anchors = sample_anchors(batch, config.num_block_tokens // block_size, generator)
-        blocks = block_token_ids(ids, anchors, block_size, drafter.config.mask_token_id)
-        hidden = drafter(embed[blocks], anchors, drafter.context(features))[:, :, 1:]
-        places = anchors[:, :, None] + torch.arange(1, block_size)
-        valid = places < torch.tensor([len(r.token_ids) for r in batch])[:, None, None]
-        labels = ids.gather(1, places.clamp(max=ids.shape[1] - 1).flatten(1)).view_as(places)
-        loss = block_loss(hidden @ head.T, labels, valid, config.gamma)
-        optimizer.step(loss)
-        average = loss.item() if step == 0 else 0.95 * average + 0.05 * loss.item()
+        fitter.step()
         if step % 50 == 0 or step == config.num_steps - 1:
-            log(f"drafter step {step}/{config.num_steps} loss {average:.3f} nats")
+            log(f"drafter step {step}/{config.num_steps} loss {fitter.average_loss:.3f} nats")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -99,3 +99,43 @@ def collect_responses(
                 ends=texts[row][-1] == eos_token_id,
             )
     return [responses[i] for i in range(len(prompts))]
+
+
+@torch.no_grad()
+def responses_of_texts(
+    target: PreTrainedModel,
+    token_ids: Sequence[Sequence[int]],
+    num_prompt_tokens: Sequence[int],
+    ends: Sequence[bool],
+    layer_ids: Sequence[int],
+    batch_size: int = 32,
+    log: Callable[[str], None] = print,
+) -> tuple[list[Response], float]:
+    """Computes the features of texts that were decoded earlier.
+
+    Returns the responses and the share of their tokens that are this target's greedy choice: one
+    means that the texts are its own, up to rounding.
+    """
+    order = sorted(range(len(token_ids)), key=lambda i: len(token_ids[i]))
+    found: dict[int, Response] = {}
+    num_same = num_all = 0
+    for start in range(0, len(order), batch_size):
+        chunk = order[start : start + batch_size]
+        rows = [torch.tensor(token_ids[i], device=target.device) for i in chunk]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        # The call keeps the last state normed: that is what the head reads.
+        states = target.model(ids, output_hidden_states=True).hidden_states
+        features = torch.cat([states[i + 1] for i in layer_ids], dim=-1)
+        for row, index in enumerate(chunk):
+            length, first = len(rows[row]), num_prompt_tokens[index]
+            chosen = target.lm_head(states[-1][row, first - 1 : length - 1]).argmax(-1)
+            num_same += int((chosen == rows[row][first:]).sum())
+            num_all += length - first
+            found[index] = Response(
+                token_ids=rows[row].cpu(),
+                features=features[row, :length].float().cpu().half(),
+                num_prompt_tokens=first,
+                ends=ends[index],
+            )
+        log(f"features: {len(found)} of {len(order)} texts")
+    return [found[i] for i in range(len(token_ids))], num_same / max(num_all, 1)

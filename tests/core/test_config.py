@@ -14,6 +14,8 @@ from dcut_sglang.config import ConfigError, DCutConfig
 EVERY_FIELD: dict[str, Any] = {
     "keep_ratios": [0, 0.3, 1],
     "objective": "paper",
+    "plain_steps": False,
+    "plain_margin": 0.1,
     "probe_budget_s": 5,
     "probe_contexts": [10, 100, 1000],
     "cost_table": "table.json",

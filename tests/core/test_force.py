@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -126,7 +127,7 @@ def test_a_seed_too_large_for_the_generator_is_refused_or_works() -> None:
         assert "dcut_force_random" in str(error)
     else:
         assert forced is not None
-        forced.verify_lens(ranked(2), BLOCK_SIZE, step=0)
+        forced.verify_lens(ranked(2), BLOCK_SIZE, 0, forced.drafted(2, 0))
 
 
 @pytest.mark.parametrize(
@@ -141,14 +142,14 @@ def test_a_seed_too_large_for_the_generator_is_refused_or_works() -> None:
     ids=lambda value: value.describe() if isinstance(value, Forced) else "",
 )
 def test_forced_lengths(forced: Forced, expected: list[int]) -> None:
-    lens = forced.verify_lens(ranked(5), BLOCK_SIZE, step=3)
+    lens = forced.verify_lens(ranked(5), BLOCK_SIZE, 3, forced.drafted(5, 3))
     assert lens.dtype == torch.int32
     assert lens.tolist() == expected
 
 
 def test_a_ratio_keeps_the_best_drafts_of_the_batch() -> None:
     batch = ranked(4)
-    lens = Forced(ratio=0.3).verify_lens(batch, BLOCK_SIZE, step=0)
+    lens = Forced(ratio=0.3).verify_lens(batch, BLOCK_SIZE, 0, torch.arange(4))
     assert torch.equal(lens, batch.verify_lens(math.ceil(0.3 * 28)))
 
 
@@ -156,7 +157,7 @@ def test_random_lengths_repeat_by_seed_and_step_and_cover_the_range() -> None:
     batch = ranked(64)
 
     def draw(seed: int, step: int) -> torch.Tensor:
-        return Forced(random_seed=seed).verify_lens(batch, BLOCK_SIZE, step)
+        return Forced(random_seed=seed).verify_lens(batch, BLOCK_SIZE, step, torch.arange(64))
 
     global_state = torch.get_rng_state()
     lens = [draw(1, step) for step in range(20)]
@@ -165,3 +166,28 @@ def test_random_lengths_repeat_by_seed_and_step_and_cover_the_range() -> None:
     assert not torch.equal(lens[0], lens[1]) and not torch.equal(lens[0], draw(2, 0))
     assert lens[0].dtype == torch.int32
     assert torch.cat(lens).unique().tolist() == list(range(1, BLOCK_SIZE + 1))
+
+
+def test_random_modes_draft_for_all_some_and_none() -> None:
+    forced = Forced(random_seed=5)
+    drafted = [forced.drafted(8, step) for step in range(200)]
+    assert all(torch.equal(a, forced.drafted(8, step)) for step, a in enumerate(drafted))
+    sizes = [len(places) for places in drafted]
+    assert 20 < sizes.count(0) < 90 and 60 < sizes.count(8) < 140
+    assert any(0 < size < 8 for size in sizes)
+    for step, places in enumerate(drafted):
+        assert places.tolist() == sorted(set(places.tolist()))
+        lens = forced.verify_lens(ranked(8), BLOCK_SIZE, step, places)
+        others = sorted(set(range(8)) - set(places.tolist()))
+        assert lens[others].tolist() == [1] * len(others)
+
+
+@pytest.mark.parametrize("forced", [Forced(ratio=0.5), Forced(lengths=(2,)), Forced(plain=True)])
+def test_other_choices_draft_for_all_or_none(forced: Forced) -> None:
+    assert len(forced.drafted(6, 0)) == (0 if forced.plain else 6)
+
+
+@pytest.mark.parametrize("fields", [{}, {"plain": True, "ratio": 0.5}])
+def test_exactly_one_choice(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="exactly one"):
+        Forced(**fields)

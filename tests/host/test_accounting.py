@@ -32,7 +32,7 @@ def test_pools_are_back_after_a_drain(each_dcut: Server) -> None:
 
 def test_counters_agree_with_what_requests_report(dcut_paged: Server) -> None:
     """Without overlap no step is launched for a request that has already ended."""
-    dcut_paged.set_state(dcut_force_random=5, dcut_reset_metrics=1)
+    dcut_paged.set_state(dcut_verify_len_0=3, dcut_verify_len_1=16, dcut_reset_metrics=1)
     cases = [Case(p, 30) for p in prompts()[:12]]
     answers = [answer["meta_info"] for answer in run(dcut_paged, cases, 6)]
     counters = dcut_paged.dcut()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -50,9 +51,18 @@ def test_a_cost_table_that_cannot_be_kept_is_a_warning(dcut: Server) -> None:
 
 
 def test_a_port_in_use(dcut: Server, logs: Path) -> None:
+    """The second server ends, with a message; the first goes on."""
     second = Server(TARGET, COMMON_ARGS, log=logs / "port.log", port=dcut.port)
-    with pytest.raises(ServerError, match="(?s)port.*in use|address already in use"):
-        second.start(timeout_s=120)
+    second.launch()
+    try:
+        deadline = time.monotonic() + 180
+        while second.alive:
+            assert time.monotonic() < deadline, second.log_tail()
+            time.sleep(0.5)
+    finally:
+        second.stop()
+    tail = second.log_tail(60).lower()
+    assert str(dcut.port) in tail and ("in use" in tail or "not available" in tail), tail
     assert dcut.generate(**Case(prompts()[0], 4).body()).status_code == 200
 
 
