@@ -4,6 +4,7 @@ Map of the package (data flows downwards; only ``host/`` imports sglang):
 
 ``survival``   confidences -> survival probabilities -> the K best drafts of a batch
 ``selector``   how many to keep: expected tokens over measured cost
+``controller`` whether a step drafts for all requests, for none, or for a few
 ``cost``       the cost table; ``probe`` measures one within a time budget
 ``force``      a forced choice (ratio, lengths, random, plain) instead of the selector's
 ``accept``     greedy acceptance over packed rows, capped at the verify lengths

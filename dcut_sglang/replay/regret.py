@@ -12,6 +12,8 @@ from dcut_sglang.config import DCutConfig
 from dcut_sglang.cost import CostTable
 from dcut_sglang.replay.anchors import AnchorBank
 from dcut_sglang.replay.bounds import Clairvoyant, Float32Array, Knowing, beliefs
+from dcut_sglang.replay.controlled import LABEL as CONTROLLED
+from dcut_sglang.replay.controlled import replay_controlled
 from dcut_sglang.replay.policies import (
     FixedLength,
     FixedRatio,
@@ -121,6 +123,11 @@ def compare(
             for policy in standard_policies(table, config)
             for cell in run(policy, policy.labels[0])
         }
+        if progress is not None:
+            progress(f"bs {bs}: {CONTROLLED}")
+        cells[CONTROLLED] = replay_controlled(
+            bank, table, bs, config=config, num_tokens=wanted, num_worlds=worlds, seed=seed
+        )
         rate = max(cell.tokens_per_ms for cell in cells.values())
         searched = {
             KNOWING: search_prices(partial(_run_knowing, run), believed, rate),
