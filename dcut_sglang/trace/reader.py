@@ -88,8 +88,10 @@ class TraceStep:
 
     @property
     def num_drafted(self) -> int:
-        """Requests that were drafted for."""
-        return 0 if self.confidence is None else int((self.confidence > 0).any(axis=1).sum())
+        """Requests that were drafted for; all of them where the trace does not say."""
+        if self.mode == "plain":
+            return 0
+        return self.bs if self.confidence is None else int((self.confidence > 0).any(axis=1).sum())
 
 
 @dataclass(frozen=True, eq=False)

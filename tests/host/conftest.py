@@ -7,21 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness import DRAFTER, TARGET, Case, ids_of, run
+from harness import COMMON_ARGS, SETTINGS, SPECULATE, STRICT, TARGET, Case, ids_of, run
 
 from dcut_sglang.bench.server import Server
-
-# The small context makes requests reach it in the middle of a block; both memory checks on.
-COMMON_ARGS = (
-    *("--dtype", "float32", "--context-length", "192", "--max-running-requests", "16"),
-    *("--max-total-tokens", "8192"),
-)
-SETTINGS = {"probe_budget_s": 4, "cost_cache_dir": ""}
-STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
-SPECULATE = (
-    *("--speculative-algorithm", "DCUT"),
-    *("--speculative-draft-model-path", str(DRAFTER)),
-)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,6 +15,17 @@ from dcut_sglang.bench.server import REPO_ROOT, Server
 TARGET = REPO_ROOT / "models" / "tiny" / "target"
 DRAFTER = REPO_ROOT / "models" / "tiny" / "drafter"
 BLOCK_SIZE = 16
+# The small context makes requests reach it in the middle of a block; both memory checks on.
+COMMON_ARGS = (
+    *("--dtype", "float32", "--context-length", "192", "--max-running-requests", "16"),
+    *("--max-total-tokens", "8192"),
+)
+SETTINGS = {"probe_budget_s": 4, "cost_cache_dir": ""}
+STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+SPECULATE = (
+    *("--speculative-algorithm", "DCUT"),
+    *("--speculative-draft-model-path", str(DRAFTER)),
+)
 # Two float32 logits this close may change order between two batch shapes.
 TIE_MARGIN = 1e-4
 

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import COMMON_ARGS, SETTINGS, SPECULATE
-from harness import TARGET, Case, prompts
+from harness import COMMON_ARGS, SETTINGS, SPECULATE, TARGET, Case, prompts
 
 from dcut_sglang.bench.server import Server, ServerError
 

@@ -1,0 +1,118 @@
+"""The training stage: steps until done or out of time, saved as it goes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dcut_sglang.training.checkpoint import load_state, save_state
+from dcut_sglang.training.drafter import Drafter
+from dcut_sglang.training.evaluate import drafter_proposer, walk
+from dcut_sglang.training.files import write_text
+from dcut_sglang.training.fit import FitConfig, Fitter
+from dcut_sglang.training.responses import Response
+
+Log = Callable[[str], None]
+SAVE_EVERY_S = 60.0
+_PROGRESS_S = 15.0
+
+
+def identity_of(drafter: Drafter, config: FitConfig, indices: Sequence[int]) -> dict[str, Any]:
+    """Returns what must agree when a run goes on: architecture, settings and responses."""
+    facts = {"drafter": drafter.config.to_json(), "fit": asdict(config), "responses": list(indices)}
+    return dict(json.loads(json.dumps(facts)))
+
+
+def train(
+    fitter: Fitter,
+    num_steps: int,
+    state_path: Path,
+    identity: dict[str, Any],
+    deadline_s: float | None,
+    log: Log,
+    probe: Callable[[], float] | None = None,
+    probe_every: int = 50,
+) -> float:
+    """Takes the steps that are left; returns the CPU-seconds spent on training so far.
+
+    The state is saved about once a minute and at the end. `probe` returns an accept length; its
+    values go to `curve.jsonl` beside the state. `deadline_s` is a time.monotonic().
+    """
+    cpu_s = -time.process_time()
+    saved = load_state(state_path, identity)
+    if saved is not None:
+        fitter.load_state(saved)
+        cpu_s += saved["cpu_s"]
+        log(f"training: going on at step {fitter.num_done} of {num_steps}")
+    begin = last_save = last_log = time.monotonic()
+    first = fitter.num_done
+    while fitter.num_done < num_steps and (deadline_s is None or time.monotonic() < deadline_s):
+        if probe is not None and fitter.num_done % probe_every == 0:
+            _note(state_path, fitter, probe(), log)
+        fitter.step()
+        now = time.monotonic()
+        if now - last_log > _PROGRESS_S:
+            last_log = now
+            step_s = (now - begin) / (fitter.num_done - first)
+            log(
+                f"training: step {fitter.num_done} of {num_steps}, loss {fitter.average_loss:.3f} "
+                f"nats, {step_s:.1f} s per step, "
+                f"{(num_steps - fitter.num_done) * step_s / 60:.1f} min left"
+            )
+        if now - last_save > SAVE_EVERY_S:
+            last_save = now
+            _save(state_path, fitter, cpu_s, identity)
+    _save(state_path, fitter, cpu_s, identity)
+    if probe is not None and fitter.num_done == num_steps > first:
+        _note(state_path, fitter, probe(), log)
+    return cpu_s + time.process_time()
+
+
+def _save(path: Path, fitter: Fitter, cpu_s: float, identity: dict[str, Any]) -> None:
+    save_state(path, fitter.state() | {"cpu_s": cpu_s + time.process_time()}, identity)
+
+
+def steps_within(fitter: Fitter, seconds: float) -> int:
+    """Returns how many steps this machine takes in that time; leaves the fitter as it was."""
+    before = copy.deepcopy(fitter.state())
+    fitter.step()
+    begin = time.monotonic()
+    for _ in range(2):
+        fitter.step()
+    step_s = (time.monotonic() - begin) / 2
+    fitter.load_state(before)
+    return max(1, int(seconds / step_s))
+
+
+def _note(state_path: Path, fitter: Fitter, accept_length: float, log: Log) -> None:
+    log(f"training: step {fitter.num_done}, accept length {accept_length:.3f} on held-out prompts")
+    point = {
+        "step": fitter.num_done,
+        "loss": round(fitter.average_loss, 4),
+        "accept_length": round(accept_length, 4),
+    }
+    path = state_path.with_name("curve.jsonl")
+    before = path.read_text() if path.exists() else ""
+    write_text(path, before + json.dumps(point) + "\n")
+
+
+def accept_length_probe(
+    drafter: Drafter, embed: Tensor, head: Tensor, responses: Sequence[Response]
+) -> Callable[[], float]:
+    """Returns a function that replays these responses with the drafter's largest block."""
+    block_size = max(drafter.config.block_sizes)
+
+    def probe() -> float:
+        with torch.no_grad():
+            propose = drafter_proposer(drafter, embed, head, responses, block_size, is_lazy=True)
+            return walk(responses, propose, block_size).accept_length()
+
+    return probe
