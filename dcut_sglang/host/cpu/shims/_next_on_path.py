@@ -7,16 +7,15 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-SHIMS = Path(__file__).resolve().parent
-
 
 def load(name: str, usable: Callable[[ModuleType], bool] = lambda module: True) -> bool:
-    """Import the package ``name`` that lies outside this folder, replacing the stand-in.
+    """Import the package ``name`` that is no stand-in of ours, replacing the stand-in.
 
     Returns whether it did. Where there is none, or it does not import, or it is not
     ``usable``, the stand-in stays in ``sys.modules``.
     """
-    path = [entry for entry in sys.path if Path(entry or ".").resolve() != SHIMS]
+    # Another checkout's stand-ins may be on the path as well.
+    path = [entry for entry in sys.path if not Path(entry or ".", Path(__file__).name).exists()]
     spec = PathFinder.find_spec(name, path)
     if spec is None or spec.loader is None:
         return False
