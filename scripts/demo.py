@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from dcut_sglang.bench import rows
-from dcut_sglang.bench.arms import COMMON_ARGS, PAIRS, ModelPair, make_server
+from dcut_sglang.bench.arms import COMMON_ARGS, PAIRS, ModelPair, make_server, trace_path
 from dcut_sglang.bench.figure import throughput_figure
 from dcut_sglang.bench.server import REPO_ROOT, Server
 from dcut_sglang.bench.stats import Ratio, paired_ratio
 from dcut_sglang.bench.waves import Prompt, WaveResult, run_wave, warm
+from dcut_sglang.cost import CostTable
+from dcut_sglang.replay.reproduce import reproduce
+from dcut_sglang.trace import read_trace
 
 ARMS = ("plain", "dflash", "dcut")
 PHASES = ("draft", "confidence", "decide", "verify", "commit")
@@ -249,6 +252,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for server in servers.values():
             server.stop()
     print_table(cells)
+    table = CostTable.from_json(next(iter(cells.values()))["dcut"]["cost_table"])
+    recorded = reproduce(read_trace(trace_path(logs)), table)
+    say(f"replay of the recorded run: {recorded.tokens} tokens, {recorded.rows} rows in "
+        f"{recorded.steps} steps; predicted {recorded.predicted_ms / 1e3:.1f} s, measured "
+        f"{recorded.measured_ms / 1e3:.1f} s ({100 * recorded.time_error:+.1f} %)")  # fmt: skip
     path = REPO_ROOT / "bench_results" / f"demo-{pair.name}.jsonl"
     new_rows = make_rows(cells, pair, speed_dtype, args)
     rows.append(path, new_rows)
@@ -269,6 +277,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "accept_length": {c: v["dcut"]["accept_length"] for c, v in cells.items()},
         "selector_share": round(phases["decide"] / sum(phases.values()), 5),
         "confidence_share": round(phases["confidence"] / sum(phases.values()), 5),
+        "replay_time_error": round(recorded.time_error, 4),
         "probe_s": busiest["probe_s"],
     }  # fmt: skip
 

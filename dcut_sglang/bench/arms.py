@@ -42,6 +42,11 @@ def speculative_args(algorithm: str, pair: ModelPair) -> tuple[str, ...]:
     )
 
 
+def trace_path(logs: Path) -> Path:
+    """Where the DCUT arm writes its decision trace."""
+    return logs / "dcut.trace"
+
+
 def make_server(
     arm: str, pair: ModelPair, dtype: str, logs: Path, extra: Sequence[str] = ()
 ) -> Server:
@@ -51,6 +56,8 @@ def make_server(
     if algorithm is not None:
         args += speculative_args(algorithm, pair)
     if arm == "dcut":
+        trace_path(logs).unlink(missing_ok=True)
         # Every comparison measures its own costs, on the machine as it is now.
-        args += ["--dcut-config", json.dumps({"cost_cache_dir": ""})]
+        settings = {"cost_cache_dir": "", "trace_path": str(trace_path(logs))}
+        args += ["--dcut-config", json.dumps(settings)]
     return Server(pair.target, [*args, *extra], log=logs / f"{arm}-{dtype}.log")

@@ -64,6 +64,10 @@ REFUSALS = (
         "DCUT does not serve beam search: leave out beam_width",
     ),
     RequestRefusal(
+        lambda r: getattr(r.sampling_params, "watermark", None) is not None,
+        "DCUT does not watermark: leave out watermark",
+    ),
+    RequestRefusal(
         lambda r: bool(r.return_sampling_mask),
         "DCUT does not return sampling masks: leave out return_sampling_mask",
     ),

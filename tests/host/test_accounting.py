@@ -23,6 +23,9 @@ def drained(server: Server) -> dict[str, int]:
 
 def test_pools_are_back_after_a_drain(each_dcut: Server) -> None:
     before = drained(each_dcut)
+    # The cost probe has left every slot free.
+    assert before["kv_slots_free"] == each_dcut.internal_state()["memory_usage"]["token_capacity"]
+    assert before["request_slots_free"] == 16
     for knobs in ({"dcut_force_random": 11}, {"dcut_force_ratio": 1.0}, {"dcut_force_plain": 1}):
         each_dcut.set_state(**knobs)
         run(each_dcut, [Case(p, 40) for p in prompts()[:20]], 20)

@@ -174,6 +174,26 @@ def test_the_cpu_environment_is_gone_when_unset() -> None:
     assert done.stdout.split() == ["None", "None"], done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("source", "stand_in"),
+    [
+        ("def assign_req_to_token_pool_cpu(): ...", False),
+        ("raise ImportError('libcuda.so.1 is missing')", True),
+        ("only_cuda_operators = True", True),
+    ],
+    ids=["CPU build", "does not import", "CUDA build"],
+)
+def test_a_real_cpu_build_of_sgl_kernel_wins(tmp_path: Path, source: str, stand_in: bool) -> None:
+    package = tmp_path / "sgl_kernel"
+    package.mkdir()
+    (package / "__init__.py").write_text(source)
+    env = {**os.environ, **cpu_environment()}
+    env["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    code = "import sgl_kernel as k; print(getattr(k, 'IS_DCUT_STAND_IN', False))"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == str(stand_in), done.stdout + done.stderr
+
+
 def test_engine_passes_its_settings_in_a_file(tmp_path: Path) -> None:
     """``sgl.Engine`` builds the record without a parser."""
 
