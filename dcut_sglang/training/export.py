@@ -37,7 +37,6 @@ def export(
     """
     drafter = load(trained)
     config = drafter.config
-    points = [json.loads(line) for line in curve.splitlines()]
     texts.save(out / "training/responses.npz")
     write_text(out / "training/curve.jsonl", curve)
     settings = {key: value for key, value in facts.items() if key != "responses"}
@@ -56,7 +55,7 @@ def export(
         num_train=facts["num_responses"],
         num_tokens=facts["num_tokens"],
         init=facts["init"] or "layers of the target",
-        num_steps=points[-1]["step"] if points else 0,
+        num_steps=facts["num_done"],
         cpu_minutes=facts.get("cpu_s", 0) / 60,
         machine=cpu_info().get("model name", "an unknown CPU"),
         num_prompt=sum(split == "prompt" for split in texts.split),

@@ -195,7 +195,8 @@ class Run:
             self.log,
             probe if few else None,
         )
-        write_text(path, json.dumps(facts | {"cpu_s": round(cpu_s)}) + "\n")
+        spent = {"cpu_s": round(cpu_s), "num_done": fitter.num_done}
+        write_text(path, json.dumps(facts | spent) + "\n")
         save(drafter, self.drafter_folder, torch.bfloat16)
         self.log(f"training: {fitter.num_done} of {config.num_steps} steps done")
 
