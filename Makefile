@@ -7,7 +7,7 @@ IN_ENV := source scripts/cpu_env.sh && $(VENV)/bin/python
 SMOLLM2 := .cache/models/smollm2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test published regret test-core lint format clean
+.PHONY: help setup demo test published regret eval-drafter test-core lint format clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -35,8 +35,12 @@ published: $(STAMP) ## the D-Cut page's tables, recomputed: docs/published.md an
 regret: $(STAMP) ## every policy's share of the best possible, on recorded texts
 	$(VENV)/bin/dcut replay --regret --quiet
 
-test-core: $(STAMP) ## the tests that need neither SGLang nor a server, in seconds
-	$(VENV)/bin/python -m pytest -q tests/core
+eval-drafter: $(SMOLLM2)/config.json ## the drafter in training against its bars, on held-out prompts
+	$(IN_ENV) scripts/train_drafter.py --stages eval --out models/smollm2-135m-dflash-next \
+	    --texts models/smollm2-135m-dflash/training/responses.npz
+
+test-core: $(STAMP) ## the tests that need neither SGLang nor a server
+	$(IN_ENV) -m pytest -q tests/core
 
 lint: $(STAMP)  ## ruff and mypy
 	$(VENV)/bin/ruff check .
