@@ -288,7 +288,7 @@ def main() -> int:
     parser.add_argument("--model", choices=sorted(PAIRS), default="smollm2")
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per request")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16])
-    parser.add_argument("--waves", type=int, default=3, help="waves per concurrency")
+    parser.add_argument("--waves", type=int, default=2, help="waves per concurrency")
     parser.add_argument(
         "--requests-per-slot",
         type=int,
