@@ -115,7 +115,6 @@ class Controller:
             if (former := self._key[row]) is not None:
                 del self._row[former]
             self._row[request], self._key[row] = row, request
-            self._drafted_at[row] = self._num_observed
             # A row's first block stands for all of them; ``observe`` writes it over the first.
             self._memory[row] = np.nan
         self._drafted_at[row] = self._num_observed

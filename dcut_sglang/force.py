@@ -4,7 +4,8 @@ SGLang's ``/set_internal_state`` carries numbers only, so each form is a numeric
 
 ``dcut_force_ratio``    0..1, keep that share of the batch's drafts, the best ones
 ``dcut_force_plain``    1, draft nothing and verify one token per request
-``dcut_force_random``   a seed, draw each step's verify lengths uniformly from 1..D
+``dcut_force_random``   a seed, draw each step's verify lengths uniformly from 1..D, and whether it
+                        drafts for all requests, for some or for none
 ``dcut_verify_len_<i>`` 1..D, verify length of the requests whose place in the batch is i modulo
                         the number of lengths; ``dcut_verify_len_0`` starts a new list, places
                         that were left out get 1

@@ -198,7 +198,7 @@ class _Probe:
         """Time a few small steps; the first ones also warm caches and allocators up."""
         big = min(4, max_bs)
         timed: dict[int, tuple[float, float, float]] = {}
-        for bs in dict.fromkeys((1, 1, big)):
+        for bs in dict.fromkeys((1, big)):
             self.runner.open(bs, context)
             full = bs * self.block_size
             for _ in range(2):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dcut_sglang.bench.server import REPO_ROOT
+from dcut_sglang.machine import cpu_info
 
 
 def conditions(**more: Any) -> dict[str, Any]:
@@ -38,16 +39,6 @@ def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     with path.open("a") as file:
         for row in rows:
             file.write(json.dumps(row) + "\n")
-
-
-def cpu_info() -> dict[str, str]:
-    """The first processor's entry of /proc/cpuinfo."""
-    path = Path("/proc/cpuinfo")
-    if not path.exists():
-        return {}
-    entry = path.read_text().split("\n\n", 1)[0]
-    pairs = (line.split(":", 1) for line in entry.splitlines() if ":" in line)
-    return {key.strip(): value.strip() for key, value in pairs}
 
 
 def fast_dtype() -> str:

@@ -22,9 +22,10 @@ from dcut_sglang import __version__
 from dcut_sglang.config import DCutConfig
 from dcut_sglang.cost import CostTable, CostTableError
 from dcut_sglang.host.device import step_clock
-from dcut_sglang.host.draft import draft_blocks
+from dcut_sglang.host.draft import DraftBlock, draft_blocks
 from dcut_sglang.host.metrics import StepTimer
 from dcut_sglang.host.window import BlockWindow, open_window
+from dcut_sglang.machine import cpu_info
 from dcut_sglang.probe import ProbeReport, format_table, probe_costs
 from dcut_sglang.survival import keep_best, survival
 
@@ -45,7 +46,6 @@ class WorkerSteps:
         self.block_size = int(worker.block_size)
         self._table = worker.model_runner.req_to_token_pool.req_to_token
         self._batch: ScheduleBatch | None = None
-        self._window: BlockWindow | None = None
         self._confidence = torch.empty(0)
 
     def open(self, bs: int, context: int) -> None:
@@ -71,39 +71,35 @@ class WorkerSteps:
             seq_lens_cpu=seq_lens.cpu(),
             seq_lens_sum=bs * context,
         )
-        self._prepare()
         # Requests of different difficulty, so that verify lengths differ as in service.
         generator = torch.Generator().manual_seed(bs)
         easiness = torch.rand(bs, 1, generator=generator) * 0.5 + 0.5
         self._confidence = easiness.expand(bs, self.block_size - 1).contiguous()
 
-    def _prepare(self) -> None:
+    def _open_window(self) -> BlockWindow:
+        """A fresh window of the open batch, undoing what the last verify changed in it."""
         batch = self._batch
-        assert batch is not None
+        assert batch is not None, "open a batch first"
         batch.forward_mode = ForwardMode.DECODE
         batch.seq_lens_cpu = batch.seq_lens.cpu()
         batch.spec_info = make_draft_input_v2(
             bonus_tokens=torch.zeros_like(batch.seq_lens), new_seq_lens=batch.seq_lens
         )
-        self._window = open_window(self.worker, batch, self.block_size)
+        return open_window(self.worker, batch, self.block_size)
+
+    def _draft(self, window: BlockWindow, num_requests: int) -> DraftBlock:
+        timer = StepTimer(self.worker.device)
+        return draft_blocks(self.worker, self._batch, window, torch.arange(num_requests), timer)
 
     def draft(self) -> None:
-        self._prepare()
-        assert self._window is not None
-        everyone = torch.arange(self._window.bs)
-        timer = StepTimer(self.worker.device)
-        draft_blocks(self.worker, self._batch, self._window, everyone, timer)
+        window = self._open_window()
+        self._draft(window, window.bs)
 
     def verify(self, num_rows: int) -> int:
-        self._prepare()
-        window = self._window
-        assert window is not None
-        drafts = draft_blocks(
-            self.worker, self._batch, window, torch.arange(0), StepTimer(self.worker.device)
-        )
+        window = self._open_window()
         lens = keep_best(survival(self._confidence), num_rows - window.bs)
         verified, _ = self.worker.verify_and_commit(
-            self._batch, window, drafts, lens.to(window.slots.device), num_rows
+            self._batch, window, self._draft(window, 0), lens.to(window.slots.device), num_rows
         )
         return int(verified.logits.shape[0])
 
@@ -111,7 +107,7 @@ class WorkerSteps:
         """Leave the request table as it was: zeros."""
         if self._batch is not None:
             self._table[1 : len(self._batch.reqs) + 1].zero_()
-        self._batch = self._window = None
+        self._batch = None
 
 
 def _request(index: int) -> Req:
@@ -226,14 +222,7 @@ def _identity(model_config: Any) -> str:
 def _device_name(device: Any) -> str:
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
-    for line in _lines("/proc/cpuinfo"):
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if os.path.exists(path) else []
+    return cpu_info().get("model name") or platform.processor() or platform.machine()
 
 
 def _cache_path(config: DCutConfig, fingerprint: dict[str, Any]) -> Path | None:

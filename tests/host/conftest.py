@@ -13,7 +13,7 @@ from dcut_sglang.bench.server import Server
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One server's tests stay together, and the reference server's come first."""
+    """Everything in this folder starts real servers."""
     for item in items:
         if "host" in item.path.parts:
             item.add_marker(pytest.mark.server)

@@ -1,0 +1,15 @@
+"""What this machine is, as far as costs and rows depend on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def cpu_info() -> dict[str, str]:
+    """The first processor's entry of /proc/cpuinfo; empty where there is none."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    entry = path.read_text().split("\n\n", 1)[0]
+    pairs = (line.split(":", 1) for line in entry.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in pairs}
