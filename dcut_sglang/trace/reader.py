@@ -38,9 +38,8 @@ from dcut_sglang.trace.records import (
     Mode,
     Records,
 )
-from dcut_sglang.trace.writer import TraceWriter
 
-__all__ = ["PHASES", "Mode", "Trace", "TraceError", "TraceStep", "TraceWriter", "read_trace"]
+__all__ = ["PHASES", "Mode", "Trace", "TraceError", "TraceStep", "read_trace"]
 
 IntArray = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
