@@ -36,7 +36,7 @@ regret: $(STAMP) ## every policy's share of the best possible, on recorded texts
 	$(VENV)/bin/dcut replay --regret --quiet
 
 eval-drafter: $(SMOLLM2)/config.json ## the drafter in training against its bars, on held-out prompts
-	$(IN_ENV) scripts/train_drafter.py --stages eval --out models/smollm2-135m-dflash-next \
+	$(IN_ENV) scripts/train_drafter.py --stages eval --out models/smollm2-135m-dflash \
 	    --texts models/smollm2-135m-dflash/training/responses.npz
 
 test-core: $(STAMP) ## the tests that need neither SGLang nor a server
