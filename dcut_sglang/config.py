@@ -27,30 +27,44 @@ class DCutConfig:
             millisecond; ``paper`` leaves the anchors out of the numerator.
         plain_steps: whether a step may draft nothing, where plain decoding is expected to yield
             more tokens per millisecond.
-        plain_margin: relative advantage that plain steps, or speculation, must show before they
-            replace each other.
+        draft_subsets: whether a step may draft for some of its requests only.
+        head_stages: how many drafts of a request the draft head may stop after, ascending, where
+            the decision is free of a device sync (CPU). Empty: whole blocks.
+        min_gain: tokens per request that drafting must be expected to add to a step, beyond its
+            price, before the step drafts at all.
+        calibration: whether confidences are calibrated online from verified outcomes.
+        cost_correction: whether measured step times correct the probed costs.
+        deterministic: decisions depend on nothing measured or learnt while serving from outcomes
+            or clocks: no calibration, no cost correction, whatever the two above say.
         probe_budget_s: seconds the cost probe may take at server start.
         probe_contexts: mean context lengths at which costs are measured.
         cost_table: a cost table file to use instead of probing; refused unless it was measured
             under the same conditions.
         trace_path: file for a decision trace, for ``dcut replay``; must not exist. None: no trace.
+        trace_tokens: whether the trace holds tokens too, for every-anchor recordings.
         trace_max_mb: the trace stops growing there.
         cost_cache_dir: where probed tables are kept for the next start; empty: nowhere.
     """
 
-    keep_ratios: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
+    keep_ratios: tuple[float, ...] = ()
     objective: Objective = "throughput"
     plain_steps: bool = True
-    plain_margin: float = 0.03
+    draft_subsets: bool = True
+    head_stages: tuple[int, ...] = (2, 5, 9)
+    min_gain: float = 0.01
+    calibration: bool = True
+    cost_correction: bool = True
+    deterministic: bool = False
     probe_budget_s: float = 30.0
     probe_contexts: tuple[int, ...] = (64, 512)
     cost_table: str | None = None
     cost_cache_dir: str = "~/.cache/dcut_sglang"
     trace_path: str | None = None
+    trace_tokens: bool = False
     trace_max_mb: float = 64.0
 
     def __post_init__(self) -> None:
-        for name in ("keep_ratios", "probe_contexts"):
+        for name in ("keep_ratios", "head_stages", "probe_contexts"):
             _require(isinstance(getattr(self, name), tuple), name, "a tuple", getattr(self, name))
         _require(
             all(_is_number(r) and 0 <= r <= 1 for r in self.keep_ratios)
@@ -60,12 +74,28 @@ class DCutConfig:
             self.keep_ratios,
         )
         _require(self.objective in OBJECTIVES, "objective", f"one of {OBJECTIVES}", self.objective)
-        _require(type(self.plain_steps) is bool, "plain_steps", "true or false", self.plain_steps)
+        for name in (
+            "plain_steps",
+            "draft_subsets",
+            "calibration",
+            "cost_correction",
+            "deterministic",
+            "trace_tokens",
+        ):
+            value = getattr(self, name)
+            _require(type(value) is bool, name, "true or false", value)
         _require(
-            _is_number(self.plain_margin) and 0 <= self.plain_margin < 1,
-            "plain_margin",
+            all(type(n) is int and n > 0 for n in self.head_stages)
+            and list(self.head_stages) == sorted(set(self.head_stages)),
+            "head_stages",
+            "ascending numbers of drafts > 0 (empty: whole blocks)",
+            self.head_stages,
+        )
+        _require(
+            _is_number(self.min_gain) and 0 <= self.min_gain < 1,
+            "min_gain",
             "a number in 0..1",
-            self.plain_margin,
+            self.min_gain,
         )
         _require(
             _is_number(self.probe_budget_s) and 0 < self.probe_budget_s < math.inf,
@@ -114,7 +144,7 @@ class DCutConfig:
             raise ConfigError(
                 f"unknown DCUT setting {', '.join(unknown)}; known: {', '.join(known)}"
             )
-        for name in ("keep_ratios", "probe_contexts"):
+        for name in ("keep_ratios", "head_stages", "probe_contexts"):
             if name in data and not isinstance(data[name], list):
                 raise ConfigError(f"{name} must be a list, got {data[name]!r}")
         values: dict[str, Any] = {

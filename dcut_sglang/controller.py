@@ -1,38 +1,46 @@
-"""Whether a step should draft at all: for every request, for a few to look again, or for none.
+"""For whom a step drafts, and how deep: for those requests whose drafts pay.
 
-A plain step costs what plain decoding costs and emits one token per request. Speculation is
-worth it when the selector, given the survivals that the requests of this batch have shown
-lately, expects more tokens per millisecond. What a request has shown ages once it is no longer
-drafted for, so now and then a plain step drafts for one or two requests only: cheap enough to
-stay under a fixed share of the time, and enough to notice when speculation would pay again.
+Every millisecond has a price, the tokens that the server earns in it at present: at least what
+plain decoding earns, more where speculation does better. Drafting for a request pays when the
+tokens its block is expected to add exceed the price of the draft forward, the head's rows and
+the verify rows (Dinkelbach's rule: the greatest ratio of tokens to time over a run is reached by
+the greatest tokens - price * time in each step, at the price that the run itself earns). A step
+in which nobody's drafts pay drafts nothing and costs what plain decoding costs.
 
-Decisions follow from the cost table and from confidences alone, never from a clock, so equal
-requests in equal batches take equal decisions.
+What is known of a request ages once it is no longer drafted for, and nothing is known of a new
+one. So a small share of the time goes into looking: drafting for one or two more requests,
+strangers first, then those not drafted for the longest.
+
+Decisions follow from the cost table and from confidences, never from a clock, so equal requests
+in equal batches take equal decisions.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from dcut_sglang.selector import Selector
+from dcut_sglang.calibration import Calibration
+from dcut_sglang.cost import BatchCosts
+from dcut_sglang.force import Forced
+from dcut_sglang.selector import Decision, Selector
+from dcut_sglang.stages import Computed, PayingStages, Stages, WholeBlock
+from dcut_sglang.value import Float32Array, Prices, ValueModel
 
-Mode = Literal["speculate", "plain", "relook"]
-Float32Array = npt.NDArray[np.float32]
+Mode = Literal["speculate", "plain", "look", "forced"]
 IntArray = npt.NDArray[np.int64]
 
-# Blocks remembered per request. What the selector would make of each is averaged; averaging the
-# survivals first would miss that it picks the best drafts of every step.
-_REMEMBERED_BLOCKS = 4
-# Requests remembered; the one drafted for longest ago makes room.
-_MEMORY_ROWS = 256
-_RELOOK_REQUESTS = 2
-_RELOOK_TIME_SHARE = 0.01
+_LOOK_REQUESTS = 2
+_LOOK_TIME_SHARE = 0.01
+_EXPLORE_TIME_SHARE = 0.005
+# Steps over which the price is averaged.
+_PRICE_STEPS = 30
+# Confidence assumed of a request of which nothing is known.
+_STRANGER_PACE = 0.5
 
 
 @dataclass(frozen=True)
@@ -40,37 +48,55 @@ class Plan:
     """What one step drafts.
 
     Attributes:
-        mode: ``speculate`` (all requests), ``plain`` (none) or ``relook`` (a few).
+        mode: ``speculate`` (for those that pay), ``plain`` (for none) or ``look`` (only to find
+            out), or ``forced``.
         drafted: int64, places in the batch of the requests to draft for, ascending.
-        speculate_tokens_per_ms, plain_tokens_per_ms: what was compared.
+        stages: how deep.
+        costs, prices: what the plan was made at.
+        context: mean committed tokens per request.
+        overhead_ms: what a step spends outside of draft, head and verify.
+        calibrate: (confidences float32 [n, m], drafts in front of them) -> calibrated ones.
     """
 
     mode: Mode
     drafted: IntArray
-    speculate_tokens_per_ms: float
-    plain_tokens_per_ms: float
+    stages: Stages
+    costs: BatchCosts
+    prices: Prices
+    context: float
+    overhead_ms: float
+    calibrate: Callable[[Float32Array, int], Float32Array]
+
+    def draft_ms(self, computed: Computed) -> float:
+        """Predicted milliseconds of all but the verify: forward, the head's stages, overhead."""
+        if not len(self.drafted):
+            return self.overhead_ms
+        forward_ms = float(self.costs.draft_forward(len(self.drafted)))
+        return self.overhead_ms + forward_ms + computed.head_ms(self.costs)
 
 
 class Controller:
-    """Remembers what requests have shown, and plans the next step.
+    """Plans steps, and learns from what they show.
 
     Args:
-        selector: its costs and candidates are what speculation would use.
-        margin: relative advantage that a mode must show before it replaces the current one.
+        selector: its costs and configuration decide what pays.
+        has_stages: whether the head may run in stages; each needs its result on the host.
     """
 
-    def __init__(self, selector: Selector, margin: float = 0.03) -> None:
+    def __init__(self, selector: Selector, has_stages: bool = True) -> None:
         self.selector = selector
-        self.margin = margin
+        self.has_stages = has_stages
         self.mode: Mode = "speculate"
-        depth = selector.cost.block_size - 1
-        # float32 [rows, blocks, D-1]: survivals that a row's request has shown, the latest ones.
-        self._memory = np.zeros((_MEMORY_ROWS, _REMEMBERED_BLOCKS, depth), dtype=np.float32)
-        self._row: dict[Hashable, int] = {}
-        self._key: list[Hashable | None] = [None] * _MEMORY_ROWS
-        self._drafted_at = np.full(_MEMORY_ROWS, -1, dtype=np.int64)
-        self._num_observed = 0
-        self._steps_since_look = 0
+        self.values = ValueModel(selector.cost.block_size - 1)
+        self.calibration = Calibration(selector.cost.block_size - 1)
+        # What a step spends outside of draft, head and verify: a plain one, one that drafts.
+        self.overhead_ms = (0.0, 0.0)
+        self._is_calibrating = selector.config.calibration and not selector.config.deterministic
+        # Tokens per millisecond over those of a plain step of the same batch.
+        self._speedup = 1.0
+        self._kept_per_request = 1.0
+        self._look_budget_ms = 0.0
+        self._explore_budget_ms = 0.0
 
     def plan(self, requests: Sequence[Hashable], context: float) -> Plan:
         """Plan the next step of this batch.
@@ -79,74 +105,161 @@ class Controller:
             requests: a key per request, the same over its lifetime.
             context: mean committed tokens per request.
         """
-        bs = len(requests)
-        everyone = np.arange(bs)
-        plain = bs / float(self.selector.cost.verify(bs, bs, context))
-        if not self._num_observed:
-            # Nothing is known of anybody: speculating is how to find out.
-            return Plan("speculate", everyone, math.nan, plain)
-        # One dictionary look-up per request; what follows is array work.
-        rows = np.array([self._row.get(request, -1) for request in requests], dtype=np.int64)
-        expected = self._expected_tokens_per_ms(rows, context)
-        advantage = 1 + self.margin
-        if self.mode == "speculate" and plain > advantage * expected:
-            self.mode, self._steps_since_look = "plain", 0
-        elif self.mode == "plain" and expected > advantage * plain:
-            self.mode = "speculate"
-        if self.mode == "speculate":
-            return Plan("speculate", everyone, expected, plain)
-        self._steps_since_look += 1
-        if self._steps_since_look >= self._look_interval(rows, context):
-            self._steps_since_look = 0
-            return Plan("relook", self._whom_to_look_at(rows), expected, plain)
-        return Plan("plain", everyone[:0], expected, plain)
+        bs, config = len(requests), self.selector.config
+        costs = self.selector.cost.at(bs, context)
+        prices = self.prices(costs)
+        rows = self.values.rows_of(requests)
+        if config.plain_steps:
+            drafted = self._paying(rows, prices, costs)
+            paying = len(drafted)
+            drafted = np.concatenate([drafted, self._looked_at(rows, drafted, prices, costs)])
+            self.mode = "speculate" if paying else "look" if len(drafted) else "plain"
+            drafted = np.sort(drafted)
+        else:
+            drafted = np.arange(bs)
+        stages = self._stages(rows[drafted], prices)
+        return self._make_plan(self.mode, drafted, stages, costs, prices, context)
 
-    def observe(self, requests: Sequence[Hashable], survival: Float32Array) -> None:
-        """Remember the survivals float32 [n, D-1] of the ``n`` requests that were drafted for."""
-        self._num_observed += 1
-        rows = np.array([self._row_for(request) for request in requests], dtype=np.int64)
-        self._memory[rows] = np.roll(self._memory[rows], 1, axis=1)
-        self._memory[rows, 0] = survival
+    def forced(self, forced: Forced, bs: int, context: float, step: int) -> Plan:
+        """The plan of a step whose choices are forced."""
+        costs = self.selector.cost.at(bs, context)
+        drafted = forced.drafted(bs, step).numpy()
+        stages = forced.stages(self.values.depth, step)
+        return self._make_plan("forced", drafted, stages, costs, self.prices(costs), context)
 
-    def _row_for(self, request: Hashable) -> int:
-        row = self._row.get(request)
-        if row is None:
-            row = int(np.argmin(self._drafted_at))
-            if (former := self._key[row]) is not None:
-                del self._row[former]
-            self._row[request], self._key[row] = row, request
-            # A row's first block stands for all of them; ``observe`` writes it over the first.
-            self._memory[row] = np.nan
-        self._drafted_at[row] = self._num_observed
-        return row
+    def _make_plan(
+        self,
+        mode: Mode,
+        drafted: IntArray,
+        stages: Stages,
+        costs: BatchCosts,
+        prices: Prices,
+        context: float,
+    ) -> Plan:
+        overhead_ms = self.overhead_ms[len(drafted) > 0]
+        calibrate = self.calibration.apply
+        return Plan(mode, drafted, stages, costs, prices, context, overhead_ms, calibrate)
 
-    def _expected_tokens_per_ms(self, rows: IntArray, context: float) -> float:
-        bs = len(rows)
-        known = np.argsort(-self._drafted_at, kind="stable")[: len(self._row)]
-        # A stranger is taken for one of those drafted for last, each for another one.
-        strangers = np.flatnonzero(rows < 0)
-        rows = rows.copy()
-        rows[strangers] = known[strangers % len(known)]
-        blocks = self._memory[rows]  # [bs, blocks, D-1]
-        blocks = np.where(np.isnan(blocks), blocks[:, :1], blocks)
-        ranked = -np.sort(-blocks.transpose(1, 0, 2).reshape(_REMEMBERED_BLOCKS, -1), axis=1)
-        expected = np.zeros((_REMEMBERED_BLOCKS, ranked.shape[1] + 1))
-        np.cumsum(ranked, axis=1, out=expected[:, 1:])
-        rates = self.selector.best_tokens_per_ms(
-            expected[:, self.selector.candidates(bs)], bs, context
+    def prices(self, costs: BatchCosts) -> Prices:
+        """What time is worth in a batch like this."""
+        bs = costs.bs
+        usual_rows = max(1, round(self._kept_per_request * bs))
+        plain_ms, usual_ms = costs.verify([bs, bs + usual_rows])
+        all_rows = bs * self.values.depth
+        head_ms = costs.head(np.array([1, all_rows]))
+        return Prices(
+            tokens_per_ms=self._speedup * bs / (float(plain_ms) + self.overhead_ms[0]),
+            row_ms=float(usual_ms - plain_ms) / usual_rows,
+            head_row_ms=float(head_ms[1] - head_ms[0]) / max(1, all_rows - 1),
         )
-        return float(rates.mean())
 
-    def _look_interval(self, rows: IntArray, context: float) -> int:
-        """Plain steps between two looks: rare enough for the time share, four times as often
-        while most of the batch is unknown."""
-        bs, cost = len(rows), self.selector.cost
-        look_ms = cost.draft(min(_RELOOK_REQUESTS, bs), context)
-        plain_ms = float(cost.verify(bs, bs, context))
-        interval = math.ceil(look_ms / (_RELOOK_TIME_SHARE * plain_ms))
-        return max(1, interval // 4 if 2 * (rows < 0).sum() > bs else interval)
+    def _paying(self, rows: IntArray, prices: Prices, costs: BatchCosts) -> IntArray:
+        """The requests, best first, whose drafts together pay the most; none if none do."""
+        bs, config = len(rows), self.selector.config
+        if not self.values.has_seen_any:
+            return np.arange(0)
+        values = self.values.predict(rows, prices)
+        order = np.argsort(-values, kind="stable")
+        counts = np.arange(1, bs + 1) if config.draft_subsets else np.array([bs])
+        fixed_ms = float(costs.head(1)) + self.overhead_ms[1] - self.overhead_ms[0]
+        draft_ms = costs.draft_forward(counts) + fixed_ms
+        net = np.cumsum(values[order])[counts - 1] - prices.tokens_per_ms * draft_ms
+        best = int(np.argmax(net))
+        pays = net[best] > config.min_gain * bs
+        return order[: counts[best]] if pays else np.arange(0)
 
-    def _whom_to_look_at(self, rows: IntArray) -> IntArray:
-        """Those never drafted for first, then those drafted for longest ago."""
-        drafted_at = np.where(rows < 0, -1, self._drafted_at[rows])
-        return np.sort(np.argsort(drafted_at, kind="stable")[:_RELOOK_REQUESTS])
+    def _looked_at(
+        self, rows: IntArray, drafted: IntArray, prices: Prices, costs: BatchCosts
+    ) -> IntArray:
+        """One or two of the others, when the time set aside for looking has come together."""
+        is_other = np.ones(len(rows), dtype=bool)
+        is_other[drafted] = False
+        others = np.flatnonzero(is_other)
+        if not len(others):
+            return others
+        step_ms = float(costs.verify(costs.bs))
+        # Two drafts tell an easy request from a hard one.
+        forward_ms = costs.draft_forward(len(drafted) + np.arange(_LOOK_REQUESTS + 1))
+        if len(drafted):
+            look_ms = forward_ms[1:] - forward_ms[0] + 2 * prices.head_row_ms
+        else:
+            look_ms = forward_ms[1:] + float(costs.head(2))
+        is_start = not self.values.has_seen_any
+        allowed = _LOOK_TIME_SHARE * step_ms
+        self._look_budget_ms = min(self._look_budget_ms + allowed, 4 * float(look_ms[-1]))
+        affordable = len(look_ms) if is_start else int((look_ms <= self._look_budget_ms).sum())
+        count = min(affordable, len(others))
+        if not count:
+            return np.arange(0)
+        self._look_budget_ms -= 0.0 if is_start else float(look_ms[count - 1])
+        waiting = np.argsort(self.values.drafted_at(rows[others]), kind="stable")
+        return others[waiting[:count]]
+
+    def _stages(self, rows: IntArray, prices: Prices) -> Stages:
+        depth = self.selector.cost.block_size - 1
+        boundaries = self.selector.config.head_stages
+        if not self.has_stages or not boundaries:
+            return WholeBlock(depth)
+        pace = np.where(rows < 0, _STRANGER_PACE, self.values.pace(rows))
+        inner = [b for b in boundaries if b < depth]
+        return PayingStages([*inner, depth], self.selector.cost, prices, pace)
+
+    def explored(self, decision: Decision, plan: Plan, num_drafts: int) -> Decision:
+        """The decision, now and then with a few more drafts than pay.
+
+        Outcomes are only seen of what is verified: a drafter taken for worse than it is would
+        never be seen to be better. A small share of the time goes into a draft more for each
+        request drafted for, the best of those that were cut.
+        """
+        extra = min(len(plan.drafted), num_drafts - decision.num_kept)
+        allowed = _EXPLORE_TIME_SHARE * decision.predicted_ms
+        price_ms = extra * plan.prices.row_ms
+        self._explore_budget_ms = min(self._explore_budget_ms + allowed, 10 * allowed + price_ms)
+        can = self._is_calibrating and self.selector.is_free and extra > 0
+        if not can or price_ms > self._explore_budget_ms:
+            return decision
+        self._explore_budget_ms -= price_ms
+        return replace(
+            decision,
+            num_kept=decision.num_kept + extra,
+            num_rows=decision.num_rows + extra,
+            predicted_ms=decision.predicted_ms + price_ms,
+        )
+
+    def observe(
+        self,
+        requests: Sequence[Hashable],
+        computed: Computed,
+        confidence: Float32Array,
+        kept: IntArray,
+        accepted: IntArray,
+        plan: Plan,
+    ) -> None:
+        """Learn from the n requests that were drafted for.
+
+        Args:
+            confidence: float32 [n, D-1], raw.
+            kept, accepted: int [n], verified drafts and how many of them held.
+        """
+        if not len(requests):
+            return
+        self.values.observe(requests, computed.survival, computed.depth, plan.prices)
+        if self._is_calibrating:
+            self.calibration.learn(confidence, kept, accepted)
+
+    def advance(
+        self,
+        requests: Sequence[Hashable],
+        kept: IntArray,
+        emitted: IntArray,
+        decision: Decision,
+        plan: Plan,
+    ) -> None:
+        """Learn what came of a step: verified drafts [bs] and emitted tokens [bs]."""
+        self.values.advance(requests, kept, emitted)
+        bs = len(requests)
+        plain_rate = bs / (float(plan.costs.verify(bs)) + self.overhead_ms[0])
+        speedup = decision.expected_tokens / decision.predicted_ms / plain_rate
+        self._speedup = max(1.0, self._speedup + (speedup - self._speedup) / _PRICE_STEPS)
+        per_request = decision.num_kept / bs
+        self._kept_per_request += (per_request - self._kept_per_request) / _PRICE_STEPS

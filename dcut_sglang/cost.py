@@ -2,7 +2,11 @@
 
 The verify and the draft are kept apart, because a plain step pays only the former:
 
-    C(bs, tokens, context) = verify_ms(bs, tokens, context) [+ draft_ms(bs, context)]
+    C = verify_ms(bs, tokens, context) [+ draft_ms(n, context) + sum of head_ms(rows) over stages]
+
+for a step that drafts for n of its bs requests. The draft's forward and the target's head over
+its rows are kept apart too: the forward comes in whole blocks, the head is only needed for the
+drafts whose tokens are wanted, and on a CPU it is most of what drafting costs.
 
 Cells lie on a grid of batch sizes, keep ratios (share of the bs * (D-1) drafts that is kept;
 0 is a step of bs anchors alone) and mean context lengths; between them the cost is linear in
@@ -12,6 +16,7 @@ costs 55 % more at 200 tokens of context than at 75.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import json
 import os
@@ -24,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 FORMAT = "dcut-cost-table"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -43,8 +48,10 @@ class CostTable:
         keep_ratios: ascending, from 0 to 1, [R].
         contexts: mean committed tokens per request, ascending, [X].
         verify_ms: [B, R, X], target forward, acceptance and KV commit.
-        draft_ms: [B, X], draft forward and draft head at full depth.
+        draft_ms: [B, X], draft forward over whole blocks, without the head.
         fingerprint: the conditions of the measurement; see ``require_fingerprint``.
+        head_rows: drafts whose tokens and confidences are computed at a time, ascending, [H].
+        head_ms: [H], what that costs; 0 where ``draft_ms`` holds it.
     """
 
     block_size: int
@@ -54,12 +61,15 @@ class CostTable:
     verify_ms: FloatArray
     draft_ms: FloatArray
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    head_rows: tuple[int, ...] = (1,)
+    head_ms: FloatArray = field(default_factory=lambda: np.zeros(1))
 
     def __post_init__(self) -> None:
         shape = (len(self.batch_sizes), len(self.keep_ratios), len(self.contexts))
         if self.block_size < 2:
             raise CostTableError(f"block_size must be at least 2, got {self.block_size}")
-        for name, least in (("batch_sizes", 1), ("keep_ratios", 0), ("contexts", 0)):
+        least_values = {"batch_sizes": 1, "keep_ratios": 0, "contexts": 0, "head_rows": 1}
+        for name, least in least_values.items():
             axis = getattr(self, name)
             ascending = all(a < b for a, b in itertools.pairwise(axis))  # False with a NaN
             if not axis or not ascending or not axis[0] >= least:
@@ -68,7 +78,12 @@ class CostTable:
                 )
         if self.keep_ratios[0] != 0 or self.keep_ratios[-1] != 1:
             raise CostTableError(f"keep_ratios must go from 0 to 1, got {self.keep_ratios}")
-        for name, want in (("verify_ms", shape), ("draft_ms", (shape[0], shape[2]))):
+        shapes = {
+            "verify_ms": shape,
+            "draft_ms": (shape[0], shape[2]),
+            "head_ms": (len(self.head_rows),),
+        }
+        for name, want in shapes.items():
             cells = getattr(self, name)
             if cells.shape != want:
                 raise CostTableError(f"{name} must have shape {want}, got {cells.shape}")
@@ -77,23 +92,28 @@ class CostTable:
         if (self.verify_ms <= 0).any():
             raise CostTableError("verify_ms must be > 0: no step is free")
 
-    def verify(self, bs: int, tokens: npt.ArrayLike, context: float) -> FloatArray:
-        """Verify milliseconds of ``tokens`` rows over ``bs`` requests.
+    def at(self, bs: int, context: float) -> BatchCosts:
+        """The costs of one batch, between cells and beyond them.
 
         Args:
-            tokens: scalar or array; bs .. bs * D, clamped to that.
+            bs: requests of the batch.
             context: mean committed tokens per request.
-
-        Returns:
-            float64 of the shape of ``tokens``.
         """
-        ratio = (np.asarray(tokens, dtype=np.float64) - bs) / (bs * (self.block_size - 1))
         by_ratio_and_context = _at(self.batch_sizes, self.verify_ms, bs)
         by_ratio = _at(self.contexts, by_ratio_and_context.T, context)
         if not self._covers(bs, context):
             # The lines of two ratios may cross out there: noise grows with the distance.
             by_ratio = np.maximum.accumulate(by_ratio)
-        return np.interp(ratio, self.keep_ratios, by_ratio)
+        forward_ms = _at(self.contexts, self.draft_ms.T, context)
+        return BatchCosts(self, bs, by_ratio, forward_ms)
+
+    def verify(self, bs: int, tokens: npt.ArrayLike, context: float) -> FloatArray:
+        """Verify milliseconds of ``tokens`` rows; see ``BatchCosts.verify``."""
+        return self.at(bs, context).verify(tokens)
+
+    def draft_forward(self, num_requests: npt.ArrayLike, context: float) -> FloatArray:
+        """Milliseconds of the draft forward; see ``BatchCosts.draft_forward``."""
+        return self.at(1, context).draft_forward(num_requests)
 
     def _covers(self, bs: int, context: float) -> bool:
         return (
@@ -101,9 +121,15 @@ class CostTable:
             and self.contexts[0] <= context <= self.contexts[-1]
         )
 
-    def draft(self, bs: int, context: float) -> float:
-        """Draft milliseconds (forward and head) over ``bs`` requests."""
-        return float(_at(self.contexts, _at(self.batch_sizes, self.draft_ms, bs), context))
+    def head(self, rows: npt.ArrayLike) -> FloatArray:
+        """Milliseconds of tokens and confidences of ``rows`` drafts at once; 0 rows are free."""
+        rows = np.asarray(rows, dtype=np.float64)
+        return np.where(rows > 0, _along(self.head_rows, self.head_ms, rows), 0.0)
+
+    def draft(self, num_requests: int, context: float) -> float:
+        """Milliseconds of drafting whole blocks: forward, and head over every draft at once."""
+        rows = num_requests * (self.block_size - 1)
+        return float(self.draft_forward(num_requests, context) + self.head(rows))
 
     def monotone(self) -> CostTable:
         """The table raised to its monotone envelope: more requests, rows or context never cost
@@ -114,7 +140,8 @@ class CostTable:
         draft_ms = self.draft_ms
         for axis in range(2):
             draft_ms = np.maximum.accumulate(draft_ms, axis=axis)
-        return replace(self, verify_ms=verify_ms, draft_ms=draft_ms)
+        head_ms = np.maximum.accumulate(self.head_ms)
+        return replace(self, verify_ms=verify_ms, draft_ms=draft_ms, head_ms=head_ms)
 
     def require_fingerprint(self, expected: Mapping[str, Any]) -> None:
         """Refuse a table that was measured under other conditions.
@@ -145,6 +172,8 @@ class CostTable:
             "contexts": list(self.contexts),
             "verify_ms": np.round(self.verify_ms, 4).tolist(),
             "draft_ms": np.round(self.draft_ms, 4).tolist(),
+            "head_rows": list(self.head_rows),
+            "head_ms": np.round(self.head_ms, 4).tolist(),
         }
 
     @classmethod
@@ -170,6 +199,8 @@ class CostTable:
                 np.asarray(data["verify_ms"], dtype=np.float64),
                 np.asarray(data["draft_ms"], dtype=np.float64),
                 dict(data["fingerprint"]),
+                tuple(_whole(n) for n in data["head_rows"]),
+                np.asarray(data["head_ms"], dtype=np.float64),
             )
         except CostTableError:
             raise
@@ -206,6 +237,31 @@ class CostTable:
             raise CostTableError(f"{path}: {error}") from error
 
 
+@dataclass(frozen=True, eq=False)
+class BatchCosts:
+    """A table's costs at one batch size and mean context; see ``CostTable.at``."""
+
+    table: CostTable
+    bs: int
+    by_ratio_ms: FloatArray
+    forward_ms: FloatArray
+
+    def verify(self, tokens: npt.ArrayLike) -> FloatArray:
+        """Verify milliseconds of ``tokens`` rows, bs .. bs * D (clamped to that), scalar or
+        array; float64 of the same shape."""
+        drafts = np.asarray(tokens, dtype=np.float64) - self.bs
+        ratio = drafts / (self.bs * (self.table.block_size - 1))
+        return np.interp(ratio, self.table.keep_ratios, self.by_ratio_ms)
+
+    def draft_forward(self, num_requests: npt.ArrayLike) -> FloatArray:
+        """Milliseconds of the draft forward over ``num_requests`` >= 1, scalar or array."""
+        return _along(self.table.batch_sizes, self.forward_ms, num_requests)
+
+    def head(self, rows: npt.ArrayLike) -> FloatArray:
+        """As ``CostTable.head``."""
+        return self.table.head(rows)
+
+
 def _entry(fingerprint: Mapping[str, Any], key: str) -> str:
     return repr(fingerprint[key]) if key in fingerprint else "has no such entry"
 
@@ -216,6 +272,21 @@ def _whole(value: Any) -> int:
     return value
 
 
+def _along(axis: tuple[int, ...], cells: FloatArray, values: npt.ArrayLike) -> FloatArray:
+    """``cells`` [n] on the grid ``axis``, at ``values``; extended as by ``_at``."""
+    values = np.asarray(values, dtype=np.float64)
+    if len(axis) == 1:
+        return np.broadcast_to(cells[0], values.shape)
+    out = np.interp(values, axis, cells)
+    if values.size and (values.max() > axis[-1] or values.min() < axis[0]):
+        for end, near in ((0, 1), (-1, -2)):
+            slope = (cells[end] - cells[near]) / (axis[end] - axis[near])
+            beyond = values < axis[0] if end == 0 else values > axis[-1]
+            line = cells[end] + (values - axis[end]) * slope
+            out = np.where(beyond, np.maximum(line, 0.1 * cells[end]), out)
+    return out
+
+
 def _at(axis: tuple[int, ...], cells: FloatArray, value: float) -> FloatArray:
     """``cells`` interpolated along their first dimension, whose grid is ``axis``.
 
@@ -224,7 +295,7 @@ def _at(axis: tuple[int, ...], cells: FloatArray, value: float) -> FloatArray:
     """
     if len(axis) == 1:
         return cells[0]
-    high = int(np.clip(np.searchsorted(axis, value), 1, len(axis) - 1))
+    high = min(max(bisect.bisect_left(axis, value), 1), len(axis) - 1)
     weight = (value - axis[high - 1]) / (axis[high] - axis[high - 1])
     nearest = cells[high - 1] if weight < 0.5 else cells[high]
     return np.maximum((1 - weight) * cells[high - 1] + weight * cells[high], 0.1 * nearest)

@@ -4,8 +4,8 @@ SGLang's ``/set_internal_state`` carries numbers only, so each form is a numeric
 
 ``dcut_force_ratio``    0..1, keep that share of the batch's drafts, the best ones
 ``dcut_force_plain``    1, draft nothing and verify one token per request
-``dcut_force_random``   a seed, draw each step's verify lengths uniformly from 1..D, and whether it
-                        drafts for all requests, for some or for none
+``dcut_force_random``   a seed, draw each step's verify lengths uniformly from 1..D, whether it
+                        drafts for all requests, for some or for none, and how deep
 ``dcut_verify_len_<i>`` 1..D, verify length of the requests whose place in the batch is i modulo
                         the number of lengths; ``dcut_verify_len_0`` starts a new list, places
                         that were left out get 1
@@ -18,8 +18,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from dcut_sglang.stages import Stages, WholeBlock
 from dcut_sglang.survival import RankedDrafts, num_kept_at_ratio
 
 MAX_FORCED_LENGTHS = 64
@@ -72,30 +75,64 @@ class Forced:
                 return torch.nonzero(chosen).view(-1) if mode < 0.3 else torch.arange(0)
         return torch.arange(bs)
 
+    def stages(self, depth: int, step: int) -> Stages:
+        """How deep the head goes; at random for random lengths, whole blocks otherwise."""
+        if self.random_seed is None:
+            return WholeBlock(depth)
+        return _RandomStages(depth, self._generator(step, of=2))
+
     def _generator(self, step: int, of: int) -> torch.Generator:
         assert self.random_seed is not None
-        return torch.Generator().manual_seed(self.random_seed * 1_000_003 + 2 * step + of)
+        return torch.Generator().manual_seed(self.random_seed * 1_000_003 + 3 * step + of)
 
     def verify_lens(
-        self, ranked: RankedDrafts, block_size: int, step: int, drafted: torch.Tensor
+        self,
+        ranked: RankedDrafts,
+        block_size: int,
+        step: int,
+        drafted: npt.NDArray[np.int64],
+        depth: npt.NDArray[np.int64],
     ) -> torch.Tensor:
         """Verify lengths int32 [bs] of decode step ``step`` (counted by the caller).
 
         Fixed and random lengths are made on the host and copied to the device; a request that
         was not drafted for has its anchor verified.
+
+        Args:
+            drafted, depth: int64 [n], places that were drafted for and drafts computed there.
         """
         bs, device = ranked.bs, ranked.request.device
         if self.ratio is not None:
             return ranked.verify_lens(num_kept_at_ratio(self.ratio, bs, block_size))
         lens = torch.ones(bs, dtype=torch.int32)
+        at, most = torch.from_numpy(drafted), 1 + torch.from_numpy(depth).int()
         if self.lengths is not None:
             cycled = [self.lengths[i % len(self.lengths)] for i in range(bs)]
-            lens[drafted] = torch.tensor(cycled, dtype=torch.int32)[drafted]
+            lens[at] = torch.tensor(cycled, dtype=torch.int32)[at].minimum(most)
         elif self.random_seed is not None:
             generator = self._generator(step, of=0)
             drawn = torch.randint(1, block_size + 1, (bs,), generator=generator, dtype=torch.int32)
-            lens[drafted] = drawn[drafted]
+            lens[at] = drawn[at].minimum(most)
         return lens.to(device)
+
+
+class _RandomStages:
+    """Up to three stages at random depths, each for a random part of the requests."""
+
+    def __init__(self, depth: int, generator: torch.Generator) -> None:
+        self._generator = generator
+        draws = torch.randint(1, depth + 1, (3,), generator=generator).tolist()
+        self._boundaries = sorted(set(draws))
+
+    def next(
+        self, survival: npt.NDArray[np.float32], places: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.bool_], int]:
+        lo = survival.shape[1]
+        ahead = [depth for depth in self._boundaries if depth > lo]
+        chosen = torch.rand(len(places), generator=self._generator).numpy() < 0.7
+        if not ahead:
+            return np.zeros(len(places), dtype=bool), lo
+        return (chosen if lo else np.ones(len(places), dtype=bool)), ahead[0]
 
 
 def apply_knob(

@@ -48,7 +48,10 @@ class StepRunner(Protocol):
         """Prepare a batch of ``bs`` requests with ``context`` committed tokens each."""
 
     def draft(self) -> None:
-        """Draft one block for every request of the open batch."""
+        """Draft forward over one block of every request of the open batch."""
+
+    def head(self, num_rows: int) -> None:
+        """Tokens and confidences of ``num_rows`` drafts; needs no open batch."""
 
     def verify(self, num_rows: int) -> int:
         """Verify ``num_rows`` rows of the open batch; returns the rows that really ran."""
@@ -113,12 +116,16 @@ def probe_costs(
             break
         done.append(bs)
         progress(f"bs {bs}: {clock() - start:.1f} of {budget_s:.0f} s")
+    head_rows = _head_rows(done[-1] * (block_size - 1))
+    probe.measure_head(head_rows, math.inf)
     for _ in range(MAX_REPEATS - 1):
+        probe.measure_head(head_rows, probe.deadline)
         for bs in done:
             for context in contexts:
                 if clock() + probe.last_seconds(bs, context) <= probe.deadline:
                     probe.measure(bs, ratios, context, probe.deadline)
-    table = probe.table(tuple(done), ratios, tuple(contexts), fingerprint).monotone()
+    grid = (tuple(done), ratios, tuple(contexts), head_rows)
+    table = probe.table(*grid, fingerprint).monotone()
     return ProbeReport(table, probe_s=clock() - start, num_steps=probe.num_steps)
 
 
@@ -149,6 +156,7 @@ class _Probe:
         self.num_steps = 0
         self._verify_ms: dict[tuple[int, float, int], list[float]] = {}
         self._draft_ms: dict[tuple[int, int], list[float]] = {}
+        self._head_ms: dict[int, list[float]] = {}
         self._seconds: dict[tuple[int, int], float] = {}
 
     def measure(
@@ -171,6 +179,19 @@ class _Probe:
         self._seconds[bs, context] = self.clock() - start
         return True
 
+    def measure_head(self, head_rows: Sequence[int], deadline: float) -> None:
+        """One sample of every number of rows, as far as there is time."""
+        for rows in head_rows:
+            if self.clock() >= deadline:
+                return
+            self._head_ms.setdefault(rows, []).append(self.time_head(rows))
+
+    def time_head(self, num_rows: int) -> float:
+        """Milliseconds of the draft head over so many rows on the step clock."""
+        start = self.step_clock()
+        self.runner.head(num_rows)
+        return (self.step_clock() - start) * 1e3
+
     def time_verify(self, num_rows: int) -> float:
         """Milliseconds of one verify on the step clock."""
         start = self.step_clock()
@@ -185,7 +206,7 @@ class _Probe:
         return elapsed_ms
 
     def time_draft(self) -> float:
-        """Milliseconds of one draft on the step clock."""
+        """Milliseconds of one draft forward on the step clock."""
         start = self.step_clock()
         self.runner.draft()
         return (self.step_clock() - start) * 1e3
@@ -225,6 +246,7 @@ class _Probe:
         batch_sizes: tuple[int, ...],
         ratios: tuple[float, ...],
         contexts: tuple[int, ...],
+        head_rows: tuple[int, ...],
         fingerprint: Mapping[str, Any],
     ) -> CostTable:
         verify = [
@@ -240,6 +262,8 @@ class _Probe:
             np.array(verify),
             np.array(draft),
             fingerprint,
+            head_rows,
+            np.array([statistics.median(self._head_ms[rows]) for rows in head_rows]),
         )
 
 
@@ -254,6 +278,11 @@ def _finest_grid(
         if needed_s <= allowed_s:
             break
     return batch_sizes, ratios
+
+
+def _head_rows(most: int) -> tuple[int, ...]:
+    """Numbers of rows to measure the head at; beyond the last it grows in a line."""
+    return tuple(sorted({min(rows, most) for rows in (1, 4, 16, 64, 256)}))
 
 
 def _row_seconds(bs: int, ratios: Sequence[float], block_size: int, estimate: _Estimate) -> float:
@@ -271,4 +300,7 @@ def format_table(table: CostTable) -> str:
         for k, context in enumerate(table.contexts):
             cells = " ".join(f"{ms:8.1f}" for ms in table.verify_ms[i, :, k])
             lines.append(f"{bs:4d} {context:8d} {table.draft_ms[i, k]:8.1f} {cells}")
-    return "\n".join(lines)
+    head_ms = ", ".join(
+        f"{rows}: {ms:.1f}" for rows, ms in zip(table.head_rows, table.head_ms, strict=True)
+    )
+    return "\n".join([*lines, f"draft head by rows: {head_ms}"])

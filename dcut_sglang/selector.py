@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dcut_sglang.config import DCutConfig
-from dcut_sglang.cost import CostTable
+from dcut_sglang.cost import BatchCosts, CostTable
 from dcut_sglang.survival import num_kept_at_ratio
 
 
@@ -60,6 +60,11 @@ class Selector:
         self.tiers = None if tiers is None else sorted(tiers)
         self._candidates: dict[int, npt.NDArray[np.int64]] = {}
 
+    @property
+    def is_free(self) -> bool:
+        """Whether any number of drafts can be kept: no buckets, no tiers."""
+        return not self.config.keep_ratios and self.tiers is None
+
     def candidates(self, bs: int) -> npt.NDArray[np.int64]:
         """The numbers of drafts K that may be kept, ascending, distinct, read-only: int64 [n]."""
         if bs not in self._candidates:
@@ -76,12 +81,14 @@ class Selector:
             self._candidates[bs].flags.writeable = False
         return self._candidates[bs]
 
-    def candidates_for(self, bs: int, num_drafted: int) -> npt.NDArray[np.int64]:
-        """Candidates when only some requests were drafted for: every number of their drafts,
-        since a bucket of the whole batch would keep drafts that do not exist."""
-        if num_drafted == bs:
-            return self.candidates(bs)
-        return np.arange(num_drafted * (self.cost.block_size - 1) + 1, dtype=np.int64)
+    def candidates_up_to(self, bs: int, num_drafts: int) -> npt.NDArray[np.int64]:
+        """The candidates when only ``num_drafts`` of the batch's drafts were computed; buckets
+        beyond them become one that keeps them all."""
+        whole = self.candidates(bs)
+        inside = whole[whole <= num_drafts]
+        if not self.config.keep_ratios or num_drafts in inside:
+            return inside
+        return np.append(inside, num_drafts)
 
     def _fill(self, bs: int, num_kept: int, num_drafts: int) -> int:
         if self.tiers is None:
@@ -94,19 +101,18 @@ class Selector:
     def choose(
         self,
         expected_accepted: npt.ArrayLike,
-        bs: int,
-        context: float,
+        costs: BatchCosts,
         kept: npt.NDArray[np.int64] | None = None,
-        num_drafted: int | None = None,
+        draft_ms: float | None = None,
     ) -> Decision:
         """Choose K.
 
         Args:
             expected_accepted: float [n], sum of the K best survivals at each candidate.
-            bs: requests of the batch.
-            context: their mean committed length, in tokens.
+            costs: of this batch.
             kept: int64 [n], the candidates, ascending; ``candidates(bs)`` by default.
-            num_drafted: requests that were drafted for; all by default.
+            draft_ms: what drafting cost in this step; that of whole blocks for everybody by
+                default.
 
         Returns:
             the decision; of equal utilities the one with fewer rows.
@@ -114,15 +120,16 @@ class Selector:
         Raises:
             ValueError: ``expected_accepted`` has another shape.
         """
+        bs = costs.bs
         if kept is None:
             kept = self.candidates(bs)
         accepted = np.asarray(expected_accepted, dtype=np.float64)
         if accepted.shape != kept.shape:
             raise ValueError(f"expected {kept.size} gains, got shape {accepted.shape}")
-        predicted_ms = self.cost.verify(bs, bs + kept, context)
-        num_drafted = bs if num_drafted is None else num_drafted
-        if num_drafted:
-            predicted_ms = predicted_ms + self.cost.draft(num_drafted, context)
+        if draft_ms is None:
+            rows = bs * (self.cost.block_size - 1)
+            draft_ms = float(costs.draft_forward(bs) + costs.head(rows))
+        predicted_ms = draft_ms + costs.verify(bs + kept)
         gain = accepted if self.config.objective == "paper" else bs + accepted
         best = int(np.argmax(gain / predicted_ms))
         return Decision(
@@ -131,18 +138,3 @@ class Selector:
             expected_tokens=float(bs + accepted[best]),
             predicted_ms=float(predicted_ms[best]),
         )
-
-    def best_tokens_per_ms(
-        self, expected_accepted: npt.NDArray[np.float64], bs: int, context: float
-    ) -> npt.NDArray[np.float64]:
-        """Expected tokens, anchors counted, per millisecond of the best candidate.
-
-        Args:
-            expected_accepted: float64 [m, n], as for ``choose``, for each of m cases.
-
-        Returns:
-            float64 [m].
-        """
-        kept = self.candidates(bs)
-        predicted_ms = self.cost.draft(bs, context) + self.cost.verify(bs, bs + kept, context)
-        return ((bs + expected_accepted) / predicted_ms).max(axis=1)

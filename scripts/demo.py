@@ -27,7 +27,7 @@ from dcut_sglang.replay.reproduce import reproduce
 from dcut_sglang.trace import read_trace
 
 ARMS = ("plain", "dflash", "dcut")
-PHASES = ("draft", "confidence", "decide", "verify", "commit")
+PHASES = ("draft", "head", "confidence", "decide", "verify", "commit")
 IDENTITY_CONCURRENCY = 8
 FORCED = {
     "dcut ratio 0.25": {"dcut_force_ratio": 0.25},

@@ -31,7 +31,7 @@ PAIRS = {
 }
 
 # DFLASH caps an unset --max-running-requests at 48; equal flags need it set.
-COMMON_ARGS = ("--max-running-requests", "16", "--max-total-tokens", "16384")
+COMMON_ARGS = ("--max-running-requests", "32", "--max-total-tokens", "16384")
 
 
 def speculative_args(algorithm: str, pair: ModelPair) -> tuple[str, ...]:

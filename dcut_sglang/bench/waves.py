@@ -1,4 +1,4 @@
-"""Waves of chat requests against one server: what a wave cost and what came back.
+"""Waves of requests against one server: what a wave cost and what came back.
 
 A wave keeps ``concurrency`` requests in flight until all of its prompts are answered. Prompts
 are sent once before, with one token each, so that a wave finds them in the prefix cache and
@@ -20,10 +20,11 @@ from dcut_sglang.bench.server import Server
 
 @dataclass(frozen=True)
 class Prompt:
-    """A held-out prompt and the kind it belongs to."""
+    """A held-out prompt and the kind it belongs to: text for the chat API, or token ids."""
 
     kind: str
-    text: str
+    text: str = ""
+    ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,24 @@ class RequestFailed(RuntimeError):
     """A request was answered with an error; carries the server's words."""
 
 
-def chat(server: Server, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
-    """One greedy request through the OpenAI-compatible API; the whole answer.
+@dataclass(frozen=True)
+class Answer:
+    """Text and length of one greedy answer."""
+
+    text: str
+    num_tokens: int
+
+
+def ask(server: Server, prompt: Prompt, max_tokens: int) -> Answer:
+    """One greedy request: token ids through ``/generate``, text through the chat API.
 
     Raises:
         RequestFailed: any status but 200.
     """
+    if prompt.ids:
+        sampling = {"temperature": 0, "max_new_tokens": max_tokens}
+        found = _json(server.generate(input_ids=list(prompt.ids), sampling_params=sampling))
+        return Answer(found["text"], found["meta_info"]["completion_tokens"])
     answer = requests.post(
         f"{server.url}/v1/chat/completions",
         json={
@@ -71,6 +84,11 @@ def chat(server: Server, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
         },
         timeout=1800,
     )
+    found = _json(answer)
+    return Answer(found["choices"][0]["message"]["content"], found["usage"]["completion_tokens"])
+
+
+def _json(answer: requests.Response) -> Any:
     if answer.status_code != 200:
         raise RequestFailed(f"HTTP {answer.status_code}: {answer.text[:500]}")
     return answer.json()
@@ -79,7 +97,7 @@ def chat(server: Server, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
 def warm(server: Server, prompts: Sequence[Prompt]) -> None:
     """Bring the prompts into the server's prefix cache."""
     with ThreadPoolExecutor(max(1, len(prompts))) as pool:
-        list(pool.map(lambda prompt: chat(server, prompt, 1), prompts))
+        list(pool.map(lambda prompt: ask(server, prompt, 1), prompts))
 
 
 def run_wave(
@@ -88,12 +106,12 @@ def run_wave(
     """Send the prompts, ``concurrency`` at a time, and wait for the answers."""
     with ThreadPoolExecutor(concurrency) as pool:
         cpu_start, start = server.scheduler_cpu_s(), time.perf_counter()
-        answers = list(pool.map(lambda prompt: chat(server, prompt, max_tokens), prompts))
+        answers = list(pool.map(lambda prompt: ask(server, prompt, max_tokens), prompts))
         wall_s = time.perf_counter() - start
         cpu_s = server.scheduler_cpu_s() - cpu_start
     return WaveResult(
         wall_s=wall_s,
         cpu_s=cpu_s,
-        num_tokens=sum(answer["usage"]["completion_tokens"] for answer in answers),
-        texts=tuple(answer["choices"][0]["message"]["content"] for answer in answers),
+        num_tokens=sum(answer.num_tokens for answer in answers),
+        texts=tuple(answer.text for answer in answers),
     )

@@ -22,8 +22,11 @@ from sglang.srt.speculative.draft_worker_common import make_draft_block_spec_inf
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
+from dcut_sglang.controller import Plan
 from dcut_sglang.host.metrics import StepTimer
 from dcut_sglang.host.window import BlockWindow, select_requests
+from dcut_sglang.stages import Computed, compute_in_stages, nothing_computed
+from dcut_sglang.value import Float32Array, IntArray
 
 # Rows of logits computed at a time: bounds memory at large batches. On a CPU, the GEMM of 64
 # rows costs half as much again per row as that of 256.
@@ -38,43 +41,87 @@ class DraftBlock:
     """What the drafter proposes in one step.
 
     Attributes:
-        tokens: int64 [bs, D], the anchor in column 0, the drafts behind it.
-        confidence: float32 [bs, D-1], probability that the drafter gives each of its drafts; 0
-            for requests that were not drafted for.
-        num_drafted: requests that were drafted for.
+        tokens: int64 [bs, D], the anchor in column 0, the drafts behind it; 0 where none was
+            computed.
+        confidence: float32 [bs, D-1] on the host, probability that the drafter gives each of its
+            drafts; 0 where none was computed.
+        survival: float32 [bs, D-1] on the host, estimated probability that the target accepts
+            everything up to each draft; 0 where none was computed.
+        computed: depth of each request that was drafted for, and rows of the head's stages.
     """
 
     tokens: torch.Tensor
     confidence: torch.Tensor
-    num_drafted: int
+    survival: torch.Tensor
+    computed: Computed
+
+    @property
+    def num_drafted(self) -> int:
+        """Requests that were drafted for."""
+        return len(self.computed.depth)
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts that have a token and a confidence."""
+        return int(self.computed.depth.sum())
 
 
 def draft_blocks(
-    worker: Any, batch: Any, window: BlockWindow, places: torch.Tensor, timer: StepTimer
+    worker: Any,
+    batch: Any,
+    window: BlockWindow,
+    plan: Plan,
+    timer: StepTimer,
 ) -> DraftBlock:
-    """Run the drafter over the blocks of the requests at ``places``. No host sync.
+    """Run the drafter over the blocks of the planned requests, and the head as deep as it pays.
 
-    Args:
-        places: int64 [n] on the host, ascending; empty: nothing runs.
+    The confidences of every stage go to the host, where the plan calibrates them and decides
+    whether another stage follows: one sync per stage.
     """
-    bs, depth = window.bs, window.block_size - 1
+    bs, depth, drafted = window.bs, window.block_size - 1, plan.drafted
+    if not len(drafted):
+        return no_drafts(window)
+    tokens = _anchors_alone(window)
+    confidence = torch.zeros((bs, depth), dtype=torch.float32)
+    survival = torch.zeros((bs, depth), dtype=torch.float32)
+    if len(drafted) < bs:
+        window = select_requests(worker, window, torch.from_numpy(drafted))
+    hidden = draft_hidden(worker, batch, window)
+
+    def head(places: IntArray, lo: int, hi: int) -> Float32Array:
+        shape = (len(places), hi - lo)
+        with timer.apart("head"):
+            rows = torch.from_numpy(places).to(hidden.device)
+            found, probability = draft_head(worker, hidden[rows, lo:hi].flatten(0, 1), timer)
+            at = torch.from_numpy(drafted[places])
+            tokens[at.to(tokens.device), 1 + lo : 1 + hi] = found.view(shape)
+            confidence[at, lo:hi] = probability.view(shape).cpu()
+        return plan.calibrate(confidence[at, lo:hi].numpy(), lo)
+
+    computed = compute_in_stages(plan.stages, len(drafted), depth, head)
+    survival[torch.from_numpy(drafted)] = torch.from_numpy(computed.survival)
+    return DraftBlock(tokens, confidence, survival, computed)
+
+
+def no_drafts(window: BlockWindow) -> DraftBlock:
+    """The block of a step that drafts for nobody."""
+    empty = torch.zeros((window.bs, window.block_size - 1), dtype=torch.float32)
+    return DraftBlock(_anchors_alone(window), empty, empty, nothing_computed(empty.shape[1]))
+
+
+def _anchors_alone(window: BlockWindow) -> torch.Tensor:
     tokens = torch.zeros_like(window.positions)
     tokens[:, 0] = window.anchors
-    confidence = torch.zeros((bs, depth), dtype=torch.float32, device=tokens.device)
-    num_drafted = places.numel()
-    if num_drafted == 0:
-        return DraftBlock(tokens, confidence, 0)
-    if num_drafted < bs:
-        window = select_requests(worker, window, places)
-    hidden = _draft_forward(worker, batch, window)
-    hidden = hidden.view(num_drafted, depth + 1, -1)[:, 1:].reshape(num_drafted * depth, -1)
+    return tokens
+
+
+def draft_head(
+    worker: Any, hidden: torch.Tensor, timer: StepTimer
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token and confidence of each row of draft hidden states [rows, hidden]; no host sync."""
     head = unwrap_lora_layer(worker.target_worker.model_runner.model.lm_head)
     num_org = head.shard_indices.num_org_elements if hasattr(head, "shard_indices") else None
-    drafts, probability = greedy_with_confidence(hidden, head.weight[:num_org], timer)
-    on_device = places.to(tokens.device)
-    tokens[on_device, 1:] = drafts.view(num_drafted, depth)
-    confidence[on_device] = probability.view(num_drafted, depth)
-    return DraftBlock(tokens, confidence, num_drafted)
+    return greedy_with_confidence(hidden, head.weight[:num_org], timer)
 
 
 def greedy_with_confidence(
@@ -104,8 +151,8 @@ def greedy_with_confidence(
     return torch.cat(tokens), torch.cat(confidence)
 
 
-def _draft_forward(worker: Any, batch: Any, window: BlockWindow) -> torch.Tensor:
-    """Draft model over the dense window: hidden states [bs * D, hidden]."""
+def draft_hidden(worker: Any, batch: Any, window: BlockWindow) -> torch.Tensor:
+    """Draft model over the dense window: hidden states of the drafts [bs, D-1, hidden]."""
     bs, block_size, device = window.bs, window.block_size, window.positions.device
     block_ids = torch.full_like(window.positions, worker.mask_token_id)
     block_ids[:, 0] = window.anchors
@@ -138,4 +185,4 @@ def _draft_forward(worker: Any, batch: Any, window: BlockWindow) -> torch.Tensor
     window.plan.bind(forward_batch, worker.draft_model_runner.kv_index_translator)
     with torch.inference_mode(), draft_tp_context(worker.draft_parallel_layout):
         out = worker.draft_model_runner.forward(forward_batch)
-    return out.logits_output.hidden_states
+    return out.logits_output.hidden_states.view(bs, block_size, -1)[:, 1:]

@@ -13,46 +13,75 @@ import torch
 from dcut_sglang.host.device import step_clock
 from dcut_sglang.selector import Decision
 
-PHASES = ("draft", "confidence", "decide", "verify", "commit")
+PHASES = ("draft", "head", "confidence", "decide", "verify", "commit")
 
 
 class StepTimer:
     """Times a step's phases.
 
     ``phase_ms`` is wall time on the host; on CUDA, work is only queued there, and the figures
-    are launch times. ``step_ms`` is on the clock that the cost table was measured on, where
-    reading it costs nothing (None on CUDA).
+    are launch times. ``priced_ms`` and ``step_ms`` are on the clock that the cost table was
+    measured on, where reading it costs nothing (empty and None on CUDA).
     """
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
         self._device = device
         self._priced = torch.device(device).type == "cpu"
-        self._start_s = step_clock(device) if self._priced else 0.0
-        self._last_s = time.perf_counter()
-        self._apart_ms = 0.0
+        self._start = self._last = self._now()
+        self._apart = (0.0, 0.0)
         self.phase_ms: dict[str, float] = {}
+        self.priced_ms: dict[str, float] = {}
         self.step_ms: float | None = None
 
     def mark(self, phase: str) -> None:
         """End ``phase`` now; the next one starts."""
-        now_s = time.perf_counter()
-        elapsed_ms = (now_s - self._last_s) * 1e3 - self._apart_ms
-        self.phase_ms[phase] = self.phase_ms.get(phase, 0.0) + elapsed_ms
-        self._last_s, self._apart_ms = now_s, 0.0
+        now = self._now()
+        self._add(phase, now, self._last, self._apart)
+        self._last, self._apart = now, (0.0, 0.0)
 
     @contextmanager
     def apart(self, phase: str) -> Iterator[None]:
         """Count what runs inside under ``phase`` instead of the phase that is running."""
-        start_s = time.perf_counter()
+        outer, self._apart = self._apart, (0.0, 0.0)
+        start = self._now()
         yield
-        elapsed_ms = (time.perf_counter() - start_s) * 1e3
-        self.phase_ms[phase] = self.phase_ms.get(phase, 0.0) + elapsed_ms
-        self._apart_ms += elapsed_ms
+        end = self._now()
+        self._add(phase, end, start, self._apart)
+        self._apart = (outer[0] + end[0] - start[0], outer[1] + end[1] - start[1])
 
     def stop(self) -> None:
         """End the step."""
         if self._priced:
-            self.step_ms = (step_clock(self._device) - self._start_s) * 1e3
+            self.step_ms = (self._now()[1] - self._start[1]) * 1e3
+
+    @property
+    def started_s(self) -> float:
+        """Start of the step on the cost table's clock."""
+        return self._start[1]
+
+    @property
+    def ended_s(self) -> float:
+        """End of the last phase on the cost table's clock."""
+        return self._last[1]
+
+    def priced(self, *phases: str) -> float:
+        """Milliseconds of these phases on the cost table's clock."""
+        return sum(self.priced_ms.get(phase, 0.0) for phase in phases)
+
+    def _now(self) -> tuple[float, float]:
+        return time.perf_counter(), step_clock(self._device) if self._priced else 0.0
+
+    def _add(
+        self,
+        phase: str,
+        end: tuple[float, float],
+        start: tuple[float, float],
+        apart: tuple[float, float],
+    ) -> None:
+        wall_ms, priced_ms = ((e - s - a) * 1e3 for e, s, a in zip(end, start, apart, strict=True))
+        self.phase_ms[phase] = self.phase_ms.get(phase, 0.0) + wall_ms
+        if self._priced:
+            self.priced_ms[phase] = self.priced_ms.get(phase, 0.0) + priced_ms
 
 
 class StepMetrics:
@@ -70,8 +99,9 @@ class StepMetrics:
         """Start over from zero."""
         self.steps = 0
         self.plain_steps = 0
-        self.relook_steps = 0
+        self.look_steps = 0
         self.request_steps = 0
+        self.requests_drafted = 0
         self.drafts_proposed = 0
         self.drafts_kept = 0
         self.rows_decided = 0
@@ -92,17 +122,26 @@ class StepMetrics:
         bs: int,
         num_rows: int,
         verified_rows: int,
+        mode: str,
         num_drafted: int,
+        num_drafts: int,
         num_accepted: torch.Tensor,
         decision: Decision | None,
     ) -> None:
-        """Add one step. ``num_accepted``: int64 [bs], kept on the device. No host sync."""
-        num_drafts = num_drafted * (self.block_size - 1)
+        """Add one step. No host sync.
+
+        Args:
+            mode: the plan's.
+            num_drafted: requests that were drafted for.
+            num_drafts: drafts that were computed for them.
+            num_accepted: int64 [bs], kept on the device.
+        """
         kept = num_rows - bs
         self.steps += 1
         self.plain_steps += num_drafted == 0
-        self.relook_steps += 0 < num_drafted < bs
+        self.look_steps += mode == "look"
         self.request_steps += bs
+        self.requests_drafted += num_drafted
         self.drafts_proposed += num_drafts
         self.drafts_kept += kept
         self.rows_decided += num_rows
@@ -123,9 +162,10 @@ class StepMetrics:
         return {
             "steps": self.steps,
             "plain_steps": self.plain_steps,
-            "relook_steps": self.relook_steps,
+            "look_steps": self.look_steps,
             "plain_share": _share(self.plain_steps, self.steps),
             "request_steps": self.request_steps,
+            "requests_drafted": self.requests_drafted,
             "drafts_proposed": self.drafts_proposed,
             "drafts_kept": self.drafts_kept,
             "drafts_accepted": accepted,

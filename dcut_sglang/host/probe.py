@@ -22,7 +22,7 @@ from dcut_sglang import __version__
 from dcut_sglang.config import DCutConfig
 from dcut_sglang.cost import CostTable, CostTableError
 from dcut_sglang.host.device import step_clock
-from dcut_sglang.host.draft import DraftBlock, draft_blocks
+from dcut_sglang.host.draft import draft_head, draft_hidden, no_drafts
 from dcut_sglang.host.metrics import StepTimer
 from dcut_sglang.host.window import BlockWindow, open_window
 from dcut_sglang.machine import cpu_info
@@ -87,19 +87,21 @@ class WorkerSteps:
         )
         return open_window(self.worker, batch, self.block_size)
 
-    def _draft(self, window: BlockWindow, num_requests: int) -> DraftBlock:
-        timer = StepTimer(self.worker.device)
-        return draft_blocks(self.worker, self._batch, window, torch.arange(num_requests), timer)
-
     def draft(self) -> None:
-        window = self._open_window()
-        self._draft(window, window.bs)
+        draft_hidden(self.worker, self._batch, self._open_window())
+
+    def head(self, num_rows: int) -> None:
+        config = self.worker.draft_model_runner.model_config
+        hidden = torch.randn(
+            num_rows, config.hidden_size, dtype=config.dtype, device=self.worker.device
+        )
+        draft_head(self.worker, hidden, StepTimer(self.worker.device))
 
     def verify(self, num_rows: int) -> int:
         window = self._open_window()
         lens = keep_best(survival(self._confidence), num_rows - window.bs)
         verified, _ = self.worker.verify_and_commit(
-            self._batch, window, self._draft(window, 0), lens.to(window.slots.device), num_rows
+            self._batch, window, no_drafts(window), lens.to(window.slots.device), num_rows
         )
         return int(verified.logits.shape[0])
 

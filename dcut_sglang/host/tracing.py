@@ -50,13 +50,15 @@ def write_step(
     timer: StepTimer,
     decision: Decision | None,
     forced: str,
+    with_tokens: bool,
 ) -> None:
     """Append one step; a disk that fails ends the trace, not the serving.
 
     Copies the step's tensors to the host, which syncs: tracing has a price on CUDA.
     """
     phase_ms = dict(timer.phase_ms)
-    phase_ms["draft"] = phase_ms.get("draft", 0.0) + phase_ms.pop("confidence", 0.0)
+    for part in ("head", "confidence"):
+        phase_ms["draft"] = phase_ms.get("draft", 0.0) + phase_ms.pop(part, 0.0)
     nan = float("nan")
     try:
         trace.write_step(
@@ -70,6 +72,7 @@ def write_step(
             predicted_ms=nan if decision is None else decision.predicted_ms,
             measured_ms=nan if timer.step_ms is None else timer.step_ms,
             phase_ms=phase_ms,
+            tokens=drafts.tokens.cpu().numpy() if with_tokens and drafts is not None else None,
             forced=forced,
         )
     except OSError as error:

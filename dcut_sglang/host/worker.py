@@ -6,8 +6,10 @@ line's details are in the file it names.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+import numpy as np
 import torch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
@@ -16,7 +18,8 @@ from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 
 from dcut_sglang import __version__
 from dcut_sglang.accept import Accepted, accept_greedy
-from dcut_sglang.controller import Controller
+from dcut_sglang.controller import Controller, Plan
+from dcut_sglang.correction import CostCorrection, MeasuredStep
 from dcut_sglang.force import Forced
 from dcut_sglang.host.device import adapt_draft_model, argmax_rows
 from dcut_sglang.host.draft import DraftBlock, draft_blocks
@@ -29,8 +32,10 @@ from dcut_sglang.host.tracing import open_trace, write_step
 from dcut_sglang.host.verify import TargetOutput, commit_hidden, verify
 from dcut_sglang.host.window import BlockWindow, open_window, pack
 from dcut_sglang.selector import Decision, Selector
-from dcut_sglang.survival import rank_drafts, survival
+from dcut_sglang.survival import rank_drafts
 from dcut_sglang.trace import TraceWriter
+
+logger = logging.getLogger(__name__)
 
 
 class DCutWorker(DFlashWorkerV2):
@@ -44,6 +49,8 @@ class DCutWorker(DFlashWorkerV2):
         self.config = read_config(self.server_args)
         self.selector: Selector | None = None
         self.controller: Controller | None = None
+        self.correction: CostCorrection | None = None
+        self._ended_s: float | None = None  # of the last decode step, if nothing ran since
         self.probe_s = 0.0
         self.forced: Forced | None = None
         self.metrics = StepMetrics(self.block_size)
@@ -56,7 +63,11 @@ class DCutWorker(DFlashWorkerV2):
         with torch.inference_mode():
             cost, self.probe_s = load_or_probe(self, self.config)
         self.selector = Selector(cost, self.config)
-        self.controller = Controller(self.selector, self.config.plain_margin)
+        # Each stage of the head is decided on the host: on a CPU that is free.
+        on_cpu = torch.device(self.device).type == "cpu"
+        self.controller = Controller(self.selector, has_stages=on_cpu)
+        if self.config.cost_correction and not self.config.deterministic:
+            self.correction = CostCorrection(cost)
         self.trace = open_trace(self.config, self.block_size, dict(cost.fingerprint))
         self.metrics.reset()
         return result
@@ -69,6 +80,8 @@ class DCutWorker(DFlashWorkerV2):
         pp_proxy_tensors: Any = None,
     ) -> GenerationBatchResult:
         mode = batch.forward_mode
+        if not mode.is_decode():
+            self._ended_s = None
         if mode.is_extend() or batch.is_extend_in_batch or mode.is_idle():
             return super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
@@ -83,25 +96,31 @@ class DCutWorker(DFlashWorkerV2):
         """Plan, draft, decide, verify, accept, commit."""
         timer = StepTimer(self.device)
         window = open_window(self, batch, self.block_size)
-        places = self.whom_to_draft_for(batch)
+        plan = self.plan(batch)
         timer.mark("decide")
 
-        drafts = draft_blocks(self, batch, window, places, timer)
+        drafts = draft_blocks(self, batch, window, plan, timer)
         timer.mark("draft")
 
-        verify_lens, num_rows, decision = self.decide(batch, drafts, places)
+        verify_lens, num_rows, decision = self.decide(batch, drafts, plan)
         timer.mark("decide")
 
         target, accepted = self.verify_and_commit(
             batch, window, drafts, verify_lens, num_rows, on_publish, timer
         )
+        if decision is not None:
+            self.learn(batch, plan, drafts, verify_lens, accepted, decision)
+        timer.mark("decide")
         timer.stop()
+        self._correct_costs(plan, drafts, num_rows, timer)
         self.metrics.add(
             timer,
             bs=window.bs,
             num_rows=num_rows,
             verified_rows=target.logits.shape[0],
+            mode=plan.mode,
             num_drafted=drafts.num_drafted,
+            num_drafts=drafts.num_drafts,
             num_accepted=accepted.num_drafts,
             decision=decision,
         )
@@ -117,50 +136,103 @@ class DCutWorker(DFlashWorkerV2):
                 timer=timer,
                 decision=decision,
                 forced=self.forced.describe() if self.forced is not None else "",
+                with_tokens=self.config.trace_tokens,
             )
         return self._result(window, verify_lens, target, accepted)
 
-    def whom_to_draft_for(self, batch: Any) -> torch.Tensor:
-        """Places in the batch, int64 [n] on the host: everyone, nobody, or a few to look again."""
-        bs = len(batch.reqs)
-        if self.forced is not None:
-            return self.forced.drafted(bs, self.metrics.steps)
-        if not self.config.plain_steps:
-            return torch.arange(bs)
+    def plan(self, batch: Any) -> Plan:
+        """For whom this step drafts, and how deep."""
         assert self.controller is not None, "the costs are measured before serving"
-        plan = self.controller.plan([r.rid for r in batch.reqs], batch.seq_lens_sum / bs)
-        return torch.from_numpy(plan.drafted)
+        bs = len(batch.reqs)
+        context = batch.seq_lens_sum / bs
+        if self.forced is not None:
+            return self.controller.forced(self.forced, bs, context, self.metrics.steps)
+        return self.controller.plan([r.rid for r in batch.reqs], context)
 
     def decide(
-        self, batch: Any, drafts: DraftBlock, places: torch.Tensor
+        self, batch: Any, drafts: DraftBlock, plan: Plan
     ) -> tuple[torch.Tensor, int, Decision | None]:
-        """Verify lengths int32 [bs], their sum, and the selector's reasons (None when forced).
-
-        One host sync: the survivals, for the candidates' gains and the controller's memory; or
-        the forced lengths' sum.
-        """
-        bs = drafts.tokens.shape[0]
-        survivals = survival(drafts.confidence)
-        ranked = rank_drafts(survivals)
+        """Verify lengths int32 [bs], their sum, and the selector's reasons (None when forced)."""
+        ranked = rank_drafts(drafts.survival)
         if self.forced is not None:
             verify_lens = self.forced.verify_lens(
-                ranked, self.block_size, self.metrics.steps, places
+                ranked, self.block_size, self.metrics.steps, plan.drafted, drafts.computed.depth
             )
-            return verify_lens, int(verify_lens.sum()), None
+            return verify_lens.to(self.device), int(verify_lens.sum()), None
         assert self.selector is not None and self.controller is not None
-        if drafts.num_drafted:
-            shown = survivals.cpu()[places].numpy()
-            self.controller.observe([batch.reqs[i].rid for i in places.tolist()], shown)
-        candidates = self.selector.candidates_for(bs, drafts.num_drafted)
-        gains = ranked.expected_accepted.cpu().numpy()[candidates]
+        candidates = self.selector.candidates_up_to(plan.costs.bs, drafts.num_drafts)
         decision = self.selector.choose(
-            gains,
-            bs,
-            context=batch.seq_lens_sum / bs,
+            ranked.expected_accepted.numpy()[candidates],
+            plan.costs,
             kept=candidates,
-            num_drafted=drafts.num_drafted,
+            draft_ms=plan.draft_ms(drafts.computed),
         )
-        return ranked.verify_lens(decision.num_kept), decision.num_rows, decision
+        decision = self.controller.explored(decision, plan, drafts.num_drafts)
+        verify_lens = ranked.verify_lens(decision.num_kept)
+        return verify_lens.to(self.device), decision.num_rows, decision
+
+    def learn(
+        self,
+        batch: Any,
+        plan: Plan,
+        drafts: DraftBlock,
+        verify_lens: torch.Tensor,
+        accepted: Accepted,
+        decision: Decision,
+    ) -> None:
+        """Let the controller know what was drafted and what came of it. Syncs with the step."""
+        assert self.controller is not None
+        requests = [r.rid for r in batch.reqs]
+        kept = verify_lens.cpu().numpy().astype(np.int64) - 1
+        num_accepted = accepted.num_drafts.cpu().numpy()
+        self.controller.observe(
+            [requests[i] for i in plan.drafted],
+            drafts.computed,
+            drafts.confidence.numpy()[plan.drafted],
+            kept[plan.drafted],
+            num_accepted[plan.drafted],
+            plan,
+        )
+        self.controller.advance(requests, kept, num_accepted + 1, decision, plan)
+
+    def _correct_costs(
+        self, plan: Plan, drafts: DraftBlock, num_rows: int, timer: StepTimer
+    ) -> None:
+        """Let measured times correct the costs, where steps are timed on the table's clock."""
+        if self.correction is None or timer.step_ms is None:
+            return
+        assert self.selector is not None and self.controller is not None
+        forward_ms, head_ms = timer.priced("draft"), timer.priced("head", "confidence")
+        verify_ms = timer.priced("verify", "commit")
+        gap_ms = self._gap_ms(timer)
+        measured = MeasuredStep(
+            bs=plan.costs.bs,
+            rows=num_rows,
+            context=plan.context,
+            num_drafted=drafts.num_drafted,
+            head_rows=drafts.computed.rows,
+            forward_ms=forward_ms,
+            head_ms=head_ms,
+            verify_ms=verify_ms,
+            other_ms=timer.step_ms - forward_ms - head_ms - verify_ms + gap_ms,
+        )
+        if self.correction.observe(measured):
+            logger.warning(
+                "DCUT: steps take %.2f times what the cost table says, over the last hundred; "
+                "costs are being corrected. Has the machine's load changed since start-up?",
+                self.correction.error_ratio,
+            )
+        self.selector.cost = self.correction.table
+        self.controller.overhead_ms = (
+            self.correction.overhead_ms(drafting=False),
+            self.correction.overhead_ms(drafting=True),
+        )
+
+    def _gap_ms(self, timer: StepTimer) -> float:
+        """What the scheduler's thread spent between the last decode step and this one; 0 where
+        something else ran in between."""
+        ended_s, self._ended_s = self._ended_s, timer.ended_s
+        return 0.0 if ended_s is None else max(0.0, (timer.started_s - ended_s) * 1e3)
 
     def verify_and_commit(
         self,
@@ -225,6 +297,8 @@ class DCutWorker(DFlashWorkerV2):
             "config": self.config.to_dict(),
             "probe_s": round(self.probe_s, 3),
             "cost_table": self.selector.cost.to_json(),
+            "cost_correction": self.correction.to_json() if self.correction else None,
+            "calibration": self.controller.calibration.to_json(),
             "kv_slots_free": self.model_runner.token_to_kv_pool_allocator.available_size(),
             "request_slots_free": self.model_runner.req_to_token_pool.available_size(),
             **self.metrics.snapshot(),

@@ -7,6 +7,7 @@ anywhere and go on from where it was cut.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,12 @@ class AnchorBank:
         return len(self.start) - 1
 
     @property
+    def confidence(self) -> Float32Array:
+        """float32 [N, D-1], the confidences whose prefix products ``survival`` holds."""
+        before = np.maximum(self.survival[:, :-1], np.finfo(np.float32).tiny)
+        return np.concatenate([self.survival[:, :1], self.survival[:, 1:] / before], axis=1)
+
+    @property
     def text(self) -> IntArray:
         """int64 [N], the text of each anchor."""
         return np.repeat(np.arange(self.num_texts), np.diff(self.start))
@@ -90,7 +97,7 @@ class AnchorBank:
         Args:
             path: arrays request_id [N], offset [N], conf [N, D-1], accept [N] and valid [N]
                 (drafts that lie inside the text); every offset of a request from 0 on.
-            prompt_len: committed tokens before offset 0, which the file does not hold.
+            prompt_len: committed tokens before offset 0, where the file does not hold them.
 
         Raises:
             ValueError: arrays missing, or a request with gaps.
@@ -99,6 +106,7 @@ class AnchorBank:
             missing = {"request_id", "offset", "conf", "accept", "valid"} - set(data.files)
             if missing:
                 raise ValueError(f"{path}: not an every-anchor file, lacks {sorted(missing)}")
+            known_len = data["prompt_len"].astype(np.int64) if "prompt_len" in data else None
             order = np.lexsort((data["offset"], data["request_id"]))
             request = data["request_id"][order].astype(np.int64)
             offset = data["offset"][order].astype(np.int64)
@@ -115,7 +123,70 @@ class AnchorBank:
             accept,
             remaining,
             start,
-            np.full(len(first), prompt_len, dtype=np.int64),
+            np.full(len(first), prompt_len, dtype=np.int64) if known_len is None else known_len,
+        )
+
+    @classmethod
+    def from_every_anchor(
+        cls, trace: Trace, wanted: Callable[[str], bool] | None = None
+    ) -> AnchorBank:
+        """Anchors of a run that drafted whole blocks, with tokens, and verified none of them.
+
+        Every step then moves by one token, so that each position of a text is an anchor once; what
+        the target accepts of a block is how far it agrees with the anchors that follow.
+
+        Args:
+            wanted: which request ids to use; all by default.
+
+        Raises:
+            NotReplayableError: the trace has no tokens, or no request without gaps.
+        """
+        found: dict[int, dict[int, tuple[IntArray, Float32Array]]] = {}
+        for step in trace.steps:
+            if step.tokens is None or step.confidence is None:
+                continue
+            for i, request in enumerate(step.requests.tolist()):
+                if step.verify_lens[i] == 1 and (wanted is None or wanted(trace.names[request])):
+                    at = found.setdefault(request, {})
+                    at[int(step.contexts[i])] = (step.tokens[i], step.confidence[i])
+        survival, accept, remaining, start, prompt_len = [], [], [], [0], []
+        for anchors in found.values():
+            places = sorted(anchors)
+            # The last anchor's successor was emitted, but never an anchor.
+            length = len(places) - 1
+            if length < 1 or places[-1] - places[0] != length:
+                continue
+            text = np.array([anchors[place][0][0] for place in places])
+            for i, place in enumerate(places[:-1]):
+                tokens, confidence = anchors[place]
+                ahead = text[i + 1 : i + len(tokens)]
+                agrees = tokens[1 : 1 + len(ahead)] == ahead
+                accept.append(int(np.cumprod(agrees).sum()))
+                survival.append(np.cumprod(np.clip(confidence, 0, 1), dtype=np.float32))
+                remaining.append(length - i)
+            start.append(start[-1] + length)
+            prompt_len.append(places[0])
+        if not prompt_len:
+            raise NotReplayableError(
+                "no request of this trace drafted whole blocks at every anchor, with tokens"
+            )
+        return cls(
+            np.stack(survival),
+            *(np.array(a, dtype=np.int64) for a in (accept, remaining, start, prompt_len)),
+        )
+
+    def save(self, path: Path) -> None:
+        """Write an every-anchor file that ``load`` reads; confidences as float16."""
+        lengths = np.diff(self.start)
+        offset = np.arange(len(self.accept)) - np.repeat(self.start[:-1], lengths)
+        np.savez_compressed(
+            path,
+            request_id=self.text.astype(np.int32),
+            offset=offset.astype(np.int32),
+            conf=self.confidence.astype(np.float16),
+            accept=self.accept.astype(np.int8),
+            valid=np.minimum(self.remaining, self.block_size - 1).astype(np.int8),
+            prompt_len=self.prompt_len.astype(np.int32),
         )
 
     @classmethod

@@ -74,7 +74,7 @@ class Knowing:
 
     def _depths(self, cost: StepCost) -> list[int]:
         """Depths worth trying: only the whole block when a shallower draft costs the same."""
-        if cost.draft_head_share == 0:
+        if not cost.table.head_ms.any():
             return [cost.max_depth]
         wanted = {1, 2, 3, 4, 6, 8, 11, cost.max_depth}
         return sorted(depth for depth in wanted if depth <= cost.max_depth)

@@ -81,7 +81,7 @@ def run_replay(args: argparse.Namespace) -> int:
 
 
 def run_trace(args: argparse.Namespace) -> int:
-    table, head_share = _costs(args)
+    table = _costs(args)
     try:
         bank = _texts(args, table)
     except NotReplayableError as error:
@@ -94,7 +94,6 @@ def run_trace(args: argparse.Namespace) -> int:
             table,
             args.batch_sizes,
             config=DCutConfig.parse(args.config),
-            draft_head_share=head_share,
             num_tokens=args.tokens,
             seed=args.seed,
             progress=_progress(args),
@@ -130,14 +129,14 @@ def run_published(args: argparse.Namespace) -> int:
 
 def run_regret(args: argparse.Namespace) -> int:
     bank = AnchorBank.load()
-    cpu, head_share = _costs(argparse.Namespace(costs="smollm2-cpu"))
+    cpu = CostTable.load(CPU_COSTS)
     policies: dict[str, dict[str, float]] = {}
     regret: dict[str, dict[str, float]] = {}
     wrong: list[str] = []
-    for name, table, share, sizes in (
-        ("SmolLM2-135M, CPU", cpu, head_share, args.batch_sizes),
-        ("Qwen3-8B, H20 (published)", h20.qwen3_8b("May"), 0.0, h20.BATCH_SIZES),
-        ("flat MoE, H20 (partly assumed)", h20.flat_moe(), 0.0, h20.BATCH_SIZES),
+    for name, table, sizes in (
+        ("SmolLM2-135M, CPU", cpu, args.batch_sizes),
+        ("Qwen3-8B, H20 (published)", h20.qwen3_8b("May"), h20.BATCH_SIZES),
+        ("flat MoE, H20 (partly assumed)", h20.flat_moe(), h20.BATCH_SIZES),
     ):
         print(f"\n{name}; texts of SmolLM2, D = 16\n")
         found = _print_table(
@@ -145,7 +144,6 @@ def run_regret(args: argparse.Namespace) -> int:
                 bank,
                 table,
                 sizes,
-                draft_head_share=share,
                 num_tokens=args.tokens,
                 seed=args.seed,
                 progress=_progress(args),
@@ -164,7 +162,7 @@ def run_regret(args: argparse.Namespace) -> int:
 
 
 def run_load(args: argparse.Namespace) -> int:
-    table, head_share = _costs(args)
+    table = _costs(args)
     bank = _texts(args, table)
     config = DCutConfig.parse(args.config)
     for concurrency in args.concurrency:
@@ -178,16 +176,15 @@ def run_load(args: argparse.Namespace) -> int:
             args.seed,
         )
         for policy in (Plain(), FixedRatio((1.0,)), dcut_as_published(table), ours(table, config)):
-            row = simulate(bank, policy, table, load, draft_head_share=head_share)
+            row = simulate(bank, policy, table, load)
             values = {k: None if v != v else v for k, v in asdict(row).items()}
             print(json.dumps(values), flush=True)
     return 0
 
 
-def _costs(args: argparse.Namespace) -> tuple[CostTable, float]:
+def _costs(args: argparse.Namespace) -> CostTable:
     built_in = BUILT_IN_COSTS.get(args.costs)
-    table = built_in() if built_in else CostTable.load(Path(args.costs))
-    return table, float(table.fingerprint.get("draft_head_share", 0.0))
+    return built_in() if built_in else CostTable.load(Path(args.costs))
 
 
 def _texts(args: argparse.Namespace, table: CostTable) -> AnchorBank:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from dcut_sglang.config import DCutConfig
-from dcut_sglang.controller import Controller
+from dcut_sglang.controller import Controller, Plan
 from dcut_sglang.cost import CostTable
 from dcut_sglang.replay.anchors import AnchorBank
 from dcut_sglang.replay.policies import expected_accepted, keep_best, rank
 from dcut_sglang.replay.run import Cell, queues
 from dcut_sglang.selector import Selector
+from dcut_sglang.stages import Float32Array, IntArray, compute_in_stages
 
-LABEL = "ours, plain steps"
+LABEL = "ours"
 
 
 def replay_controlled(
@@ -20,7 +23,9 @@ def replay_controlled(
     table: CostTable,
     bs: int,
     *,
+    label: str = LABEL,
     config: DCutConfig | None = None,
+    believed: CostTable | None = None,
     num_tokens: int = 5_000,
     num_worlds: int = 4,
     seed: int = 0,
@@ -28,41 +33,61 @@ def replay_controlled(
     """What the server's worker does, on recorded texts; requests come as in ``run.replay``.
 
     Every world starts with a controller that knows nothing.
+
+    Args:
+        table: what steps cost.
+        believed: what the controller takes for their cost; the same by default.
     """
     config = config or DCutConfig()
+    believed = believed or table
     rng = np.random.default_rng(seed)
     order, first = queues(bank, bs, num_tokens, num_worlds, rng)
     context_of = bank.prompt_len[bank.text] + np.arange(len(bank.accept)) - bank.start[bank.text]
+    confidence = bank.confidence
     steps = plain_steps = tokens = rows = 0
     ms = 0.0
     for world in range(num_worlds):
-        selector = Selector(table, config)
-        controller = Controller(selector, config.plain_margin)
+        selector = Selector(believed, config)
+        controller = Controller(selector)
         anchor, turn = first[world].copy(), np.zeros(bs, dtype=np.int64)
         emitted_in_world = 0
         while emitted_in_world < num_tokens:
             context = float(context_of[anchor].mean())
             keys = [(place, int(turn[place])) for place in range(bs)]
             plan = controller.plan(keys, context)
-            kept = np.zeros(bs, dtype=np.int64)
-            if len(plan.drafted):
-                survival = bank.survival[anchor[plan.drafted]]
-                controller.observe([keys[i] for i in plan.drafted], survival)
-                ranked = rank(survival[None])
-                candidates = selector.candidates_for(bs, len(plan.drafted))
-                decision = selector.choose(
-                    expected_accepted(ranked)[0, candidates],
-                    bs,
-                    context,
-                    kept=candidates,
-                    num_drafted=len(plan.drafted),
-                )
-                num_kept = np.array([decision.num_kept])
-                kept[plan.drafted] = keep_best(survival[None], ranked, num_kept)[0]
-                ms += decision.predicted_ms
-            else:
-                ms += float(table.verify(bs, bs, context))
-            emitted = np.minimum(np.minimum(kept, bank.accept[anchor]) + 1, bank.remaining[anchor])
+            drafted = plan.drafted
+
+            computed = compute_in_stages(
+                plan.stages,
+                len(drafted),
+                bank.block_size - 1,
+                partial(_calibrated, plan, confidence, anchor[drafted]),
+            )
+            survival = np.zeros((bs, bank.block_size - 1), dtype=np.float32)
+            survival[drafted] = computed.survival
+            ranked = rank(survival[None])
+            candidates = selector.candidates_up_to(bs, int(computed.depth.sum()))
+            decision = selector.choose(
+                expected_accepted(ranked)[0, candidates],
+                plan.costs,
+                kept=candidates,
+                draft_ms=plan.draft_ms(computed),
+            )
+            decision = controller.explored(decision, plan, int(computed.depth.sum()))
+            kept = keep_best(survival[None], ranked, np.array([decision.num_kept]))[0]
+            ms += _draft_ms(table, len(drafted), context) + computed.head_ms(table)
+            ms += float(table.verify(bs, decision.num_rows, context))
+            accepted = np.minimum(kept, bank.accept[anchor])
+            controller.observe(
+                [keys[i] for i in drafted],
+                computed,
+                confidence[anchor[drafted]],
+                kept[drafted],
+                accepted[drafted],
+                plan,
+            )
+            controller.advance(keys, kept, accepted + 1, decision, plan)
+            emitted = np.minimum(accepted + 1, bank.remaining[anchor])
             finished = emitted == bank.remaining[anchor]
             turn += finished
             upcoming = bank.start[order[world, np.arange(bs), turn % order.shape[2]]]
@@ -72,4 +97,14 @@ def replay_controlled(
             emitted_in_world += int(emitted.sum())
             rows += bs + int(kept.sum())
         tokens += emitted_in_world
-    return Cell(LABEL, bs, steps, plain_steps, tokens, rows, ms)
+    return Cell(label, bs, steps, plain_steps, tokens, rows, ms)
+
+
+def _calibrated(
+    plan: Plan, confidence: Float32Array, anchor: IntArray, places: IntArray, lo: int, hi: int
+) -> Float32Array:
+    return plan.calibrate(confidence[anchor[places], lo:hi], lo)
+
+
+def _draft_ms(table: CostTable, num_requests: int, context: float) -> float:
+    return float(table.draft_forward(num_requests, context)) if num_requests else 0.0

@@ -85,7 +85,6 @@ def compare(
     batch_sizes: Sequence[int],
     *,
     config: DCutConfig | None = None,
-    draft_head_share: float = 0.0,
     num_tokens: int = 1_500,
     num_worlds: int = 32,
     seed: int = 0,
@@ -95,7 +94,6 @@ def compare(
 
     Args:
         config: of "ours".
-        draft_head_share: see ``StepCost``; only the two bounds draft less than a block.
         num_tokens: tokens per world, at least; large batches get 250 per place.
         num_worlds: at batch size 1; larger batches get proportionally fewer, at least 4.
         progress: called with the policy about to be replayed.
@@ -103,7 +101,7 @@ def compare(
     believed = beliefs(bank)
     context = float((bank.prompt_len + np.diff(bank.start) / 2).mean())
     for bs in batch_sizes:
-        cost = StepCost(table, bs, draft_head_share)
+        cost = StepCost(table, bs)
         wanted = max(num_tokens, 250 * bs)
         worlds = max(4, num_worlds // bs)
 

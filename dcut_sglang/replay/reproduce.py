@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcut_sglang.cost import CostTable
-from dcut_sglang.trace import PHASES, Trace
+from dcut_sglang.trace import PHASES, Trace, TraceStep
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,20 @@ class Reproduction:
         return self.predicted_ms / self.measured_ms - 1 if self.measured_ms else float("nan")
 
 
+def _draft_ms(step: TraceStep, cost: CostTable, context: float) -> float:
+    """Forward and head's stages; a request's confidences end where its last stage did."""
+    if step.confidence is None or not step.num_drafted:
+        return 0.0
+    depths = (step.confidence > 0).sum(axis=1)
+    ends = np.unique(depths[depths > 0])
+    stage_rows = [
+        int((depths >= hi).sum()) * int(hi - lo)
+        for lo, hi in zip([0, *ends[:-1]], ends, strict=True)
+    ]
+    forward_ms = float(cost.draft_forward(step.num_drafted, context))
+    return forward_ms + float(cost.head(np.array(stage_rows)).sum())
+
+
 def reproduce(trace: Trace, cost: CostTable) -> Reproduction:
     """Run the recorded decisions through the replay's counting and the cost table.
 
@@ -73,8 +87,7 @@ def reproduce(trace: Trace, cost: CostTable) -> Reproduction:
             continue
         context = float(step.contexts.mean())
         verify_ms = float(cost.verify(step.bs, int(kept.sum()) + step.bs, context))
-        drafted = step.num_drafted
-        predicted.append(verify_ms + (cost.draft(drafted, context) if drafted else 0.0))
+        predicted.append(verify_ms + _draft_ms(step, cost, context))
         recorded.append(step.predicted_ms)
         measured.append(step.measured_ms)
     errors = np.abs(np.array(predicted) / np.array(measured) - 1)

@@ -87,7 +87,6 @@ def simulate(
     table: CostTable,
     load: Load,
     *,
-    draft_head_share: float = 0.0,
     progress: Callable[[int], None] | None = None,
 ) -> LoadRow:
     """Serve a load with the first variant of a policy.
@@ -137,7 +136,7 @@ def simulate(
         start_ms[joining] = now_ms
         running = np.concatenate([running, np.array(joining, dtype=np.int64)])
         bs = len(running)
-        cost = costs.setdefault(bs, StepCost(table, bs, draft_head_share))
+        cost = costs.setdefault(bs, StepCost(table, bs))
         at = anchor[running]
         context = np.array([(prompt_len[running] + num_tokens[running]).mean()])
         first_variant = np.zeros(1, dtype=np.int64)

@@ -20,15 +20,12 @@ class StepCost:
     Args:
         table: measured costs.
         bs: requests of the batch.
-        draft_head_share: share of the draft cost that is proportional to the drafted depth (the
-            draft head); the rest is paid whatever the depth. Only policies that draft less than
-            a whole block use it.
     """
 
-    def __init__(self, table: CostTable, bs: int, draft_head_share: float = 0.0) -> None:
+    def __init__(self, table: CostTable, bs: int) -> None:
         self.bs = bs
         self.max_depth = table.block_size - 1
-        self.draft_head_share = draft_head_share
+        self.table = table
         self._contexts = np.asarray(table.contexts, dtype=np.float64)
         self._bs_measured = table.batch_sizes[0] <= bs <= table.batch_sizes[-1]
         sizes = np.asarray(table.batch_sizes, dtype=np.float64)
@@ -69,12 +66,11 @@ class StepCost:
         return np.where(outside[:, None], np.maximum.accumulate(cells, axis=1), cells)
 
     def draft(self, context: FloatArray, depth: IntArray | int | None = None) -> FloatArray:
-        """Draft milliseconds float64 [W] of ``depth`` drafts per request; None: the block."""
-        whole = _interpolate(self._contexts, self._draft_ms, context)
-        if depth is None:
-            return whole
-        share = self.draft_head_share
-        return whole * (1 - share + share * np.asarray(depth) / self.max_depth)
+        """Milliseconds float64 [W] of drafting for everybody: a forward over whole blocks, and
+        the head over the first ``depth`` drafts of each (None: all) at once."""
+        forward = _interpolate(self._contexts, self._draft_ms, context)
+        depth = self.max_depth if depth is None else np.asarray(depth)
+        return forward + self.table.head(self.bs * depth)
 
 
 def _interpolate(axis: FloatArray, cells: FloatArray, values: FloatArray) -> FloatArray:

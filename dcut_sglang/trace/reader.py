@@ -30,6 +30,8 @@ from dcut_sglang.trace.records import (
     END_HEAD,
     FORMAT,
     FORMAT_VERSION,
+    HAS_CONFIDENCE,
+    HAS_TOKENS,
     HEADER,
     NAME,
     PHASES,
@@ -67,6 +69,8 @@ class TraceStep:
         accepted: int64 [bs], accepted drafts; a request emits one token more.
         confidence: float32 [bs, D-1], 0 for requests that were not drafted for; None where none
             was.
+        tokens: int64 [bs, D], anchors and drafts (0 where none was computed); None unless the
+            trace was recorded with them.
     """
 
     step: int
@@ -80,6 +84,7 @@ class TraceStep:
     verify_lens: IntArray
     accepted: IntArray
     confidence: Float32Array | None
+    tokens: IntArray | None = None
 
     @property
     def bs(self) -> int:
@@ -171,7 +176,7 @@ def read_trace(path: Path | str) -> Trace:
 
 def _read_step(payload: bytes, block_size: int, names: Sequence[str]) -> TraceStep:
     head = STEP_HEAD.unpack_from(payload)
-    step, bs, speculate, has_confidence, forced, predicted_ms, measured_ms, *phases = head
+    step, bs, speculate, has, forced, predicted_ms, measured_ms, *phases = head
     at = STEP_HEAD.size
 
     def take(dtype: str, count: int) -> npt.NDArray[Any]:
@@ -192,6 +197,13 @@ def _read_step(payload: bytes, block_size: int, names: Sequence[str]) -> TraceSt
         verify_lens=take("u1", bs).astype(np.int64) + 1,
         accepted=take("u1", bs).astype(np.int64),
         confidence=(
-            take("<f4", bs * (block_size - 1)).reshape(bs, -1).copy() if has_confidence else None
+            take("<f4", bs * (block_size - 1)).reshape(bs, -1).copy()
+            if has & HAS_CONFIDENCE
+            else None
+        ),
+        tokens=(
+            take("<u4", bs * block_size).reshape(bs, -1).astype(np.int64)
+            if has & HAS_TOKENS
+            else None
         ),
     )

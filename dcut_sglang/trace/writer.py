@@ -16,6 +16,8 @@ from dcut_sglang.trace.records import (
     END_HEAD,
     FORMAT,
     FORMAT_VERSION,
+    HAS_CONFIDENCE,
+    HAS_TOKENS,
     HEADER,
     NAME,
     NO_NAME,
@@ -83,6 +85,7 @@ class TraceWriter:
         contexts: npt.ArrayLike,
         mode: Mode = "speculate",
         confidence: npt.ArrayLike | None = None,
+        tokens: npt.ArrayLike | None = None,
         predicted_ms: float = float("nan"),
         measured_ms: float = float("nan"),
         phase_ms: Mapping[str, float] | None = None,
@@ -93,6 +96,7 @@ class TraceWriter:
         Args:
             request_ids, verify_lens, accepted, contexts: [bs] each, host values.
             confidence: float [bs, D-1] on the host, or None.
+            tokens: int [bs, D] on the host, anchors and drafts, or None.
             phase_ms: milliseconds of any of ``PHASES``.
 
         Returns:
@@ -125,7 +129,7 @@ class TraceWriter:
                 step,
                 bs,
                 mode == "speculate",
-                confidence is not None,
+                HAS_CONFIDENCE * (confidence is not None) | HAS_TOKENS * (tokens is not None),
                 forced_number,
                 predicted_ms,
                 measured_ms,
@@ -143,6 +147,11 @@ class TraceWriter:
                     f"confidence must have shape {(bs, self.block_size - 1)}, got {drafts.shape}"
                 )
             parts.append(drafts.tobytes())
+        if tokens is not None:
+            ids = np.asarray(tokens, dtype="<u4")
+            if ids.shape != (bs, self.block_size):
+                raise ValueError(f"tokens must have shape {(bs, self.block_size)}, got {ids.shape}")
+            parts.append(ids.tobytes())
         whole = b"".join([*new_names, record(STEP, b"".join(parts))])
         if self._num_bytes + len(whole) > self.max_bytes:
             self.full = True

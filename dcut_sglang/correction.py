@@ -1,0 +1,162 @@
+"""Costs that correct themselves: a probed table, moved slowly towards what steps really take.
+
+A table measured at start-up is wrong where it interpolates, and becomes wrong when the machine
+changes under it. Every step that is timed on the table's own clock moves the cells around it by
+a part of the difference, each within bounds. What a step spends outside of the measured parts
+(planning, selection, bookkeeping) is kept as an overhead, apart for steps that draft.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dcut_sglang.cost import CostTable
+
+FloatArray = npt.NDArray[np.float64]
+
+# Share of a difference by which one step moves a cell that it lies on.
+_RATE = 0.05
+# One step never counts for more than this factor, and no cell moves by more than that one.
+_MAX_STEP_FACTOR = 1.5
+_MAX_FACTOR = 3.0
+# Steps after which the corrected table is used.
+_REFRESH_STEPS = 8
+# The alarm: a difference of more than 20 % on average over this many steps.
+ALARM_RATIO = 1.2
+_ALARM_STEPS = 100
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """One step on the cost table's clock.
+
+    Attributes:
+        bs, rows, context: requests, rows of the verify, mean committed tokens.
+        num_drafted: requests of the draft forward.
+        head_rows: rows of each stage of the head.
+        forward_ms, head_ms, verify_ms: what these took; the last includes the commit.
+        other_ms: the rest of the step.
+    """
+
+    bs: int
+    rows: int
+    context: float
+    num_drafted: int
+    head_rows: tuple[int, ...]
+    forward_ms: float
+    head_ms: float
+    verify_ms: float
+    other_ms: float
+
+
+class CostCorrection:
+    """Factors on a cost table's cells.
+
+    Args:
+        probed: the table as measured at start-up; its contexts share their factors.
+    """
+
+    def __init__(self, probed: CostTable) -> None:
+        self.probed = probed
+        self.table = probed
+        self.num_steps = 0
+        self._verify = np.zeros((len(probed.batch_sizes), len(probed.keep_ratios)))
+        self._forward = np.zeros(len(probed.batch_sizes))
+        self._head = np.zeros(len(probed.head_rows))
+        self._overhead_ms = {True: 0.0, False: 0.0}
+        self._has_overhead = {True: False, False: False}
+        self._log_error = 0.0
+        self.alarm = False
+
+    def overhead_ms(self, drafting: bool) -> float:
+        """What a step spends outside of draft, head and verify."""
+        return self._overhead_ms[drafting]
+
+    @property
+    def error_ratio(self) -> float:
+        """Measured over predicted step time, a mean over the last hundred steps."""
+        return math.exp(self._log_error)
+
+    def observe(self, step: MeasuredStep) -> bool:
+        """Learn from one step; returns whether the alarm has just gone off."""
+        table = self.table
+        predicted_verify = float(table.verify(step.bs, step.rows, step.context))
+        predicted = predicted_verify + self._overhead_ms[step.num_drafted > 0]
+        measured = step.verify_ms + step.other_ms
+        ratio = (step.rows - step.bs) / (step.bs * (table.block_size - 1))
+        at_size = _weights(table.batch_sizes, step.bs)
+        weights = at_size[:, None] * _weights(table.keep_ratios, ratio)
+        _move(self._verify, weights, step.verify_ms, predicted_verify)
+        if step.num_drafted:
+            forward_ms = float(table.draft_forward(step.num_drafted, step.context))
+            head_ms = float(table.head(np.array(step.head_rows)).sum())
+            _move(
+                self._forward,
+                _weights(table.batch_sizes, step.num_drafted),
+                step.forward_ms,
+                forward_ms,
+            )
+            of_stages = np.array([_weights(table.head_rows, rows) for rows in step.head_rows])
+            _move(self._head, of_stages.mean(axis=0), step.head_ms, head_ms)
+            predicted += forward_ms + head_ms
+            measured += step.forward_ms + step.head_ms
+        self._note_overhead(step.num_drafted > 0, step.other_ms)
+        self.num_steps += 1
+        if self.num_steps % _REFRESH_STEPS == 0:
+            self.table = replace(
+                self.probed,
+                verify_ms=self.probed.verify_ms * np.exp(self._verify)[:, :, None],
+                draft_ms=self.probed.draft_ms * np.exp(self._forward)[:, None],
+                head_ms=self.probed.head_ms * np.exp(self._head),
+            )
+        return self._note_error(measured / predicted)
+
+    def _note_overhead(self, drafting: bool, other_ms: float) -> None:
+        before = self._overhead_ms[drafting]
+        if not self._has_overhead[drafting]:
+            self._has_overhead[drafting], self._overhead_ms[drafting] = True, other_ms
+        else:
+            # A single slow step (a garbage collection, say) moves it little.
+            moved = min(other_ms, 2 * before + 0.1)
+            self._overhead_ms[drafting] = before + _RATE * (moved - before)
+
+    def _note_error(self, ratio: float) -> bool:
+        self._log_error += (math.log(max(ratio, 1e-3)) - self._log_error) / _ALARM_STEPS
+        was, limit = self.alarm, math.log(ALARM_RATIO)
+        # It goes off above the limit and rests again below half of it.
+        self.alarm = abs(self._log_error) > (limit / 2 if was else limit)
+        return self.alarm and not was
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``/server_info``."""
+        return {
+            "steps": self.num_steps,
+            "alarm": self.alarm,
+            "error_ratio": round(self.error_ratio, 4),
+            "overhead_ms": round(self._overhead_ms[False], 4),
+            "overhead_drafting_ms": round(self._overhead_ms[True], 4),
+            "verify_factor": np.round(np.exp(self._verify), 3).tolist(),
+            "draft_factor": np.round(np.exp(self._forward), 3).tolist(),
+            "head_factor": np.round(np.exp(self._head), 3).tolist(),
+        }
+
+
+def _weights(axis: tuple[int, ...] | tuple[float, ...], value: float) -> FloatArray:
+    """Interpolation weights of ``value`` on the grid ``axis``; the nearest cell outside of it."""
+    grid = np.asarray(axis, dtype=np.float64)
+    return np.array([np.interp(value, grid, unit) for unit in np.eye(len(grid))])
+
+
+def _move(factors: FloatArray, weights: FloatArray, measured: float, predicted: float) -> None:
+    """Move log factors, each by its weight, towards explaining what was measured."""
+    if measured <= 0 or predicted <= 0:
+        return
+    most = math.log(_MAX_STEP_FACTOR)
+    error = float(np.clip(math.log(measured / predicted), -most, most))
+    factors += _RATE * error * weights
+    np.clip(factors, -math.log(_MAX_FACTOR), math.log(_MAX_FACTOR), out=factors)

@@ -1,0 +1,182 @@
+"""DCUT against the better of plain decoding and full DFLASH, at every load.
+
+The three servers are up together; waves of held-out prompts go to them in turn, at each
+concurrency and for easy, hard and mixed prompts. Compared are tokens per CPU-second of the
+scheduler process, decoding only, paired by wave. ``QUICK=1`` runs four cells. The last line of
+output is JSON; the exit status is 1 where DCUT is slower beyond noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dcut_sglang.bench import rows
+from dcut_sglang.bench.arms import COMMON_ARGS, PAIRS, make_server
+from dcut_sglang.bench.held_out import GROUPS, held_out_prompts, of_group
+from dcut_sglang.bench.server import REPO_ROOT, Server
+from dcut_sglang.bench.stats import Ratio, paired_ratio
+from dcut_sglang.bench.waves import Prompt, WaveResult, run_wave, warm
+
+ARMS = ("plain", "dflash", "dcut")
+QUICK_CELLS = ((1, "mixed"), (8, "mixed"), (32, "mixed"), (32, "hard"))
+CONCURRENCIES = (1, 2, 4, 8, 16, 32)
+LOWEST_UPPER_END = 0.97
+LOWEST_GEOMEAN = 1.2
+START = time.monotonic()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One concurrency and group of prompts: waves by arm, and DCUT's counters."""
+
+    concurrency: int
+    group: str
+    waves: dict[str, list[WaveResult]]
+    dcut: dict[str, Any]
+
+    def ratio(self, denominator: str) -> Ratio:
+        """DCUT over an arm, tokens per CPU-second, paired by wave."""
+        mine, theirs = (
+            [wave.tokens_per_cpu_s for wave in self.waves[arm]] for arm in ("dcut", denominator)
+        )
+        return paired_ratio(mine, theirs)
+
+    @property
+    def best_other(self) -> str:
+        """The better of plain decoding and full DFLASH in this cell."""
+        rates = {
+            arm: sum(w.num_tokens for w in waves) / sum(w.cpu_s for w in waves)
+            for arm, waves in self.waves.items()
+        }
+        return max(("plain", "dflash"), key=lambda arm: rates[arm])
+
+    def summary(self) -> dict[str, Any]:
+        over_best, over_plain = self.ratio(self.best_other), self.ratio("plain")
+        return {
+            "concurrency": self.concurrency,
+            "prompts": self.group,
+            "best_other": self.best_other,
+            "over_best": [round(v, 3) for v in (over_best.mean, over_best.low, over_best.high)],
+            "over_plain": round(over_plain.mean, 3),
+            "over_dflash": round(self.ratio("dflash").mean, 3),
+            "accept_length": self.dcut["accept_length"],
+            "rows_per_step": round(self.dcut["rows_verified"] / self.dcut["steps"], 2),
+            "plain_share": self.dcut["plain_share"],
+        }
+
+
+def say(text: str) -> None:
+    """A progress line with the time since the start."""
+    elapsed = int(time.monotonic() - START)
+    print(f"[{elapsed // 60:2d}:{elapsed % 60:02d}] {text}", flush=True)
+
+
+def measure(
+    servers: dict[str, Server],
+    prompts: list[Prompt],
+    concurrency: int,
+    group: str,
+    args: argparse.Namespace,
+) -> Cell:
+    """Interleaved waves of one cell."""
+    chosen = of_group(prompts, group)
+    num_requests = max(args.least_requests, concurrency)
+    servers["dcut"].set_state(dcut_reset_metrics=1)
+    waves: dict[str, list[WaveResult]] = {arm: [] for arm in ARMS}
+    for wave in range(args.waves):
+        batch = [chosen[(wave * num_requests + i) % len(chosen)] for i in range(num_requests)]
+        for arm in ARMS[wave % 3 :] + ARMS[: wave % 3]:
+            waves[arm].append(run_wave(servers[arm], batch, concurrency, args.tokens))
+    cell = Cell(concurrency, group, waves, servers["dcut"].dcut())
+    rates = ", ".join(f"{arm} {waves[arm][-1].tokens_per_cpu_s:.1f}" for arm in ARMS)
+    say(
+        f"concurrency {concurrency}, {group}: {rates} tokens/CPU-s; DCUT over {cell.best_other} "
+        f"{cell.ratio(cell.best_other)}, over plain {cell.ratio('plain')}, "
+        f"{100 * cell.dcut['plain_share']:.0f} % plain steps"
+    )
+    return cell
+
+
+def row_of(cell: Cell, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
+    """A cell as a row of ``bench_results/``."""
+    common = rows.conditions(
+        benchmark="never-slower",
+        pair="smollm2",
+        dtype=dtype,
+        threads=1,
+        flags=list(COMMON_ARGS),
+        tokens=args.tokens,
+        command=" ".join(["scripts/never_slower.py", *sys.argv[1:]]),
+    )
+    per_wave = {
+        arm: [round(wave.tokens_per_cpu_s, 3) for wave in waves]
+        for arm, waves in cell.waves.items()
+    }
+    counters = {k: v for k, v in cell.dcut.items() if k not in ("cost_table", "config")}
+    return {**common, **cell.summary(), "tokens_per_cpu_s": per_wave, "dcut": counters}
+
+
+def verdict(cells: list[Cell]) -> dict[str, Any]:
+    """The final JSON object."""
+    upper = [cell.ratio(cell.best_other).high for cell in cells]
+    gains = [cell.ratio("plain").mean for cell in cells if cell.group != "hard"]
+    geomean = float(np.exp(np.mean(np.log(gains))))
+    return {
+        "ok": min(upper) >= LOWEST_UPPER_END and geomean >= LOWEST_GEOMEAN,
+        "min_ratio_upper": round(min(upper), 3),
+        "geomean_over_plain": round(geomean, 3),
+        "cells": [cell.summary() for cell in cells],
+    }
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Start the servers, measure every cell, keep the rows."""
+    pair, dtype = PAIRS["smollm2"], rows.fast_dtype()
+    prompts = held_out_prompts()
+    if args.quick:
+        plan = list(QUICK_CELLS)
+    else:
+        plan = [(c, group) for c in args.concurrency for group in GROUPS]
+    logs = REPO_ROOT / ".cache" / "never-slower-logs"
+    say(f"{len(plan)} cells x {args.waves} waves x {len(ARMS)} servers in {dtype}; logs in {logs}")
+    with ExitStack() as stack:
+        servers = {arm: make_server(arm, pair, dtype, logs) for arm in ARMS}
+        for server in servers.values():
+            stack.callback(server.stop)
+            server.launch()
+        for arm, server in servers.items():
+            server.wait(timeout_s=600)
+            warm(server, prompts)
+            say(f"{arm} is up")
+        cells = []
+        for concurrency, group in plan:
+            cells.append(measure(servers, prompts, concurrency, group, args))
+            path = REPO_ROOT / "bench_results" / "never-slower.jsonl"
+            rows.append(path, [row_of(cells[-1], dtype, args)])
+    return verdict(cells)
+
+
+def main() -> int:
+    """Parse, run, print the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--quick", action="store_true", default=os.environ.get("QUICK") == "1")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=list(CONCURRENCIES))
+    parser.add_argument("--waves", type=int, default=3, help="waves per cell")
+    parser.add_argument("--tokens", type=int, default=48, help="new tokens per request")
+    parser.add_argument("--least-requests", type=int, default=4, help="requests per wave, at least")
+    result = run(parser.parse_args())
+    print(json.dumps(result))
+    return 0 if result["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
