@@ -15,13 +15,19 @@ EVERY_FIELD: dict[str, Any] = {
     "keep_ratios": [0, 0.3, 1],
     "objective": "paper",
     "plain_steps": False,
-    "plain_margin": 0.1,
+    "draft_subsets": False,
+    "head_stages": [1, 3],
+    "min_gain": 0.1,
+    "calibration": False,
+    "cost_correction": False,
+    "deterministic": True,
     "probe_budget_s": 5,
     "probe_contexts": [10, 100, 1000],
     "cost_table": "table.json",
     "cost_cache_dir": "",
     "trace_path": "steps.trace",
     "trace_max_mb": 0.5,
+    "trace_tokens": True,
 }
 
 
@@ -45,6 +51,27 @@ EVERY_FIELD: dict[str, Any] = {
         ("objective", ""),
         ("objective", None),
         ("objective", ["paper"]),
+        ("draft_subsets", 1),
+        ("draft_subsets", None),
+        ("head_stages", 2),
+        ("head_stages", "2"),
+        ("head_stages", [0, 2]),
+        ("head_stages", [2, 2]),
+        ("head_stages", [5, 2]),
+        ("head_stages", [2.0, 5]),
+        ("head_stages", [True, 5]),
+        ("min_gain", -0.01),
+        ("min_gain", 1),
+        ("min_gain", "0.1"),
+        ("min_gain", False),
+        ("min_gain", None),
+        ("min_gain", float("nan")),
+        ("calibration", "yes"),
+        ("calibration", None),
+        ("cost_correction", 0),
+        ("deterministic", 1.0),
+        ("deterministic", None),
+        ("plain_steps", 1),
         ("probe_budget_s", 0),
         ("probe_budget_s", -1.0),
         ("probe_budget_s", "30"),
@@ -82,14 +109,15 @@ def test_every_field_can_be_set_and_comes_back() -> None:
 
 def test_defaults_round_trip() -> None:
     config = DCutConfig()
-    assert config.keep_ratios == (0.25, 0.5, 0.75, 1.0)
+    assert config.keep_ratios == ()  # every number of drafts
     assert config.objective == "throughput"
     assert DCutConfig.from_dict({}) == config
     assert DCutConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-def test_no_buckets_is_allowed() -> None:
-    assert DCutConfig.parse('{"keep_ratios": []}').keep_ratios == ()
+@pytest.mark.parametrize("name", ["keep_ratios", "head_stages"])
+def test_no_buckets_and_no_stages_are_allowed(name: str) -> None:
+    assert getattr(DCutConfig.parse(json.dumps({name: []})), name) == ()
 
 
 def test_frozen() -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from dcut_sglang.cost import CostTable, CostTableError
 
 BATCH_SIZES, KEEP_RATIOS, CONTEXTS = (1, 4, 16), (0.0, 0.25, 0.5, 1.0), (64, 256, 512)
+HEAD_ROWS = (1, 8, 64)
 BLOCK_SIZE = 9  # 8 drafts, so that every ratio of the grid is a whole number of drafts
 
 
@@ -32,6 +33,8 @@ def random_table(seed: int = 0, low: float = 1.0, high: float = 100.0, **changes
         "verify_ms": rng.uniform(low, high, (3, 4, 3)),
         "draft_ms": rng.uniform(low, high, (3, 3)),
         "fingerprint": {"model": "m", "threads": 1},
+        "head_rows": HEAD_ROWS,
+        "head_ms": rng.uniform(low, high, 3),
     }
     return CostTable(**values | changes)
 
@@ -45,7 +48,10 @@ def test_exact_at_grid_points() -> None:
     for (b, bs), (x, context) in itertools.product(enumerate(BATCH_SIZES), enumerate(CONTEXTS)):
         tokens = [num_tokens(bs, ratio) for ratio in KEEP_RATIOS]
         assert table.verify(bs, tokens, context).tolist() == table.verify_ms[b, :, x].tolist()
-        assert table.draft(bs, context) == table.draft_ms[b, x]
+        assert table.draft_forward(bs, context) == table.draft_ms[b, x]
+        whole = table.draft_ms[b, x] + table.head(bs * (BLOCK_SIZE - 1))
+        assert table.draft(bs, context) == pytest.approx(whole)
+    assert table.head(HEAD_ROWS).tolist() == table.head_ms.tolist()
 
 
 @pytest.mark.parametrize("weight", [0.25, 0.5, 0.75])
@@ -56,7 +62,7 @@ def test_linear_between_batch_sizes(weight: float) -> None:
         between = (1 - weight) * table.verify_ms[1, r, 1] + weight * table.verify_ms[2, r, 1]
         assert table.verify(bs, num_tokens(bs, ratio), 256) == pytest.approx(between)
     between = (1 - weight) * table.draft_ms[1, 1] + weight * table.draft_ms[2, 1]
-    assert table.draft(bs, 256) == pytest.approx(between)
+    assert table.draft_forward(bs, 256) == pytest.approx(between)
 
 
 @pytest.mark.parametrize("weight", [0.1, 0.5, 0.9])
@@ -70,7 +76,10 @@ def test_linear_between_contexts_and_ratios(weight: float) -> None:
     between = (1 - weight) * by_ratio[1] + weight * by_ratio[2]
     assert table.verify(4, num_tokens(4, ratio), context) == pytest.approx(between)
     by_draft = (1 - weight) * table.draft_ms[1, 0] + weight * table.draft_ms[1, 1]
-    assert table.draft(4, context) == pytest.approx(by_draft)
+    assert table.draft_forward(4, context) == pytest.approx(by_draft)
+    rows = 8 + weight * (64 - 8)
+    by_rows = (1 - weight) * table.head_ms[1] + weight * table.head_ms[2]
+    assert table.head(rows) == pytest.approx(by_rows)
 
 
 def test_tokens_are_clamped_and_keep_their_shape() -> None:
@@ -79,6 +88,31 @@ def test_tokens_are_clamped_and_keep_their_shape() -> None:
     assert table.verify(4, [[0, 4], [36, 1000]], 64).tolist() == [[first, first], [last, last]]
     scalar = table.verify(4, 4, 64)
     assert scalar.shape == () and scalar.dtype == np.float64
+    for costs in (table.head, table.at(4, 64).draft_forward):
+        assert costs(3).shape == () and costs([[3, 4], [5, 6]]).shape == (2, 2)
+        assert costs(3).dtype == np.float64
+
+
+def test_no_rows_need_no_head() -> None:
+    table = random_table()
+    assert table.head(0) == 0
+    assert table.head([0, 1]).tolist() == [0.0, table.head_ms[0]]
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40), st.floats(0, 5_000), st.integers(1, 60))
+def test_the_costs_of_a_batch_are_the_table_s(
+    seed: int, bs: int, context: float, num_requests: int
+) -> None:
+    table = random_table(seed)
+    costs = table.at(bs, context)
+    assert costs.bs == bs and costs.table is table
+    tokens = bs + np.arange(bs * (BLOCK_SIZE - 1) + 1)
+    assert costs.verify(tokens).tolist() == table.verify(bs, tokens, context).tolist()
+    forward_ms = costs.draft_forward(num_requests)
+    assert forward_ms == table.draft_forward(num_requests, context)
+    whole = num_requests * (BLOCK_SIZE - 1)
+    assert costs.head(whole) == table.head(whole)
+    assert table.draft(num_requests, context) == pytest.approx(forward_ms + costs.head(whole))
 
 
 def test_extended_beyond_the_grid() -> None:
@@ -86,15 +120,21 @@ def test_extended_beyond_the_grid() -> None:
     table = random_table(verify_ms=verify_ms)
     assert table.verify(28, 28, 64) == pytest.approx(80.0)
     longer = random_table(draft_ms=np.array([[1.0, 2.0, 4.0]] * 3))
-    assert longer.draft(4, 768) == pytest.approx(6.0)
-    assert longer.draft(4, 0) == pytest.approx(1.0 - 64 / 192)
+    assert longer.draft_forward(4, 768) == pytest.approx(6.0)
+    assert longer.draft_forward(4, 0) == pytest.approx(1.0 - 64 / 192)
+    larger = random_table(draft_ms=np.array([[10.0] * 3, [20.0] * 3, [50.0] * 3]))
+    assert larger.draft_forward([1, 28], 64) == pytest.approx([10.0, 80.0])
+    deeper = random_table(head_rows=(4, 8, 64), head_ms=np.array([3.0, 4.0, 18.0]))
+    assert deeper.head([2, 96]) == pytest.approx([2.5, 26.0])
 
 
 def test_a_steep_fit_stops_at_a_tenth_of_the_nearest_cell() -> None:
     draft_ms = np.array([[1.0, 90.0, 10.0]] * 3)
     table = random_table(draft_ms=draft_ms)
-    assert table.draft(4, 10_000) == pytest.approx(1.0)
-    assert table.draft(4, 0) == pytest.approx(0.1)
+    assert table.draft_forward(4, 10_000) == pytest.approx(1.0)
+    assert table.draft_forward(4, 0) == pytest.approx(0.1)
+    falling = random_table(head_ms=np.array([1.0, 90.0, 10.0]))
+    assert falling.head(1_000) == pytest.approx(1.0)
 
 
 @given(
@@ -107,6 +147,7 @@ def test_costs_are_positive_everywhere(
     verify_ms = table.verify(bs, tokens, context)
     assert np.isfinite(verify_ms).all() and (verify_ms > 0).all()
     assert math.isfinite(table.draft(bs, context)) and table.draft(bs, context) > 0
+    assert table.draft(bs, context) > table.draft_forward(bs, context) > 0
 
 
 @pytest.mark.parametrize("axes", [(1, 1, 1), (1, 2, 3)], ids=["single cell", "single batch size"])
@@ -131,9 +172,11 @@ def test_monotone_raises_to_the_envelope() -> None:
     for b, r, x in itertools.product(range(3), range(4), range(3)):
         assert raised.verify_ms[b, r, x] == table.verify_ms[: b + 1, : r + 1, : x + 1].max()
         assert raised.draft_ms[b, x] == table.draft_ms[: b + 1, : x + 1].max()
+    assert raised.head_ms.tolist() == [table.head_ms[: h + 1].max() for h in range(3)]
     again = raised.monotone()
     assert np.array_equal(again.verify_ms, raised.verify_ms)
     assert np.array_equal(again.draft_ms, raised.draft_ms)
+    assert np.array_equal(again.head_ms, raised.head_ms)
     assert raised.fingerprint == table.fingerprint
 
 
@@ -208,14 +251,17 @@ def test_save_and_load(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "table.json"
     table.save(path)
     loaded = CostTable.load(path)
-    for name in ("block_size", "batch_sizes", "keep_ratios", "contexts", "fingerprint"):
+    plain = ("block_size", "batch_sizes", "keep_ratios", "contexts", "head_rows", "fingerprint")
+    for name in plain:
         assert getattr(loaded, name) == getattr(table, name)
     np.testing.assert_allclose(loaded.verify_ms, table.verify_ms, rtol=0, atol=5.1e-5)
     np.testing.assert_allclose(loaded.draft_ms, table.draft_ms, rtol=0, atol=5.1e-5)
+    np.testing.assert_allclose(loaded.head_ms, table.head_ms, rtol=0, atol=5.1e-5)
     loaded.save(path)  # what is in a file comes back as it was
     again = CostTable.load(path)
     assert np.array_equal(again.verify_ms, loaded.verify_ms)
     assert np.array_equal(again.draft_ms, loaded.draft_ms)
+    assert np.array_equal(again.head_ms, loaded.head_ms)
     assert [p.name for p in path.parent.iterdir()] == ["table.json"]
 
 
@@ -242,10 +288,10 @@ def test_foreign_data_is_refused(data: Any) -> None:
         CostTable.from_json(data)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None])
 def test_another_version_is_refused_with_both(version: Any) -> None:
     data = random_table().to_json() | {"version": version}
-    with pytest.raises(CostTableError, match=f"version {version!r}, this dcut_sglang reads 1"):
+    with pytest.raises(CostTableError, match=f"version {version!r}, this dcut_sglang reads 2"):
         CostTable.from_json(data)
 
 
@@ -259,6 +305,13 @@ def test_another_version_is_refused_with_both(version: Any) -> None:
         ({"draft_ms": [[math.inf] * 3] * 3}, "draft_ms must hold finite"),
         ({"draft_ms": [[-1.0] * 3] * 3}, "draft_ms must hold finite"),
         ({"verify_ms": None}, "verify_ms"),
+        ({"head_ms": [1.0]}, "head_ms must have shape"),
+        ({"head_ms": [1.0, math.nan, 2.0]}, "head_ms must hold finite"),
+        ({"head_ms": [1.0, -1.0, 2.0]}, "head_ms must hold finite"),
+        ({"head_rows": [1, 64, 8]}, "head_rows must be ascending"),
+        ({"head_rows": [0, 8, 64]}, "head_rows must be ascending, from 1 on"),
+        ({"head_rows": []}, "head_rows must be ascending"),
+        ({"head_rows": None}, "damaged"),
         ({"batch_sizes": [1, 16, 4]}, "batch_sizes must be ascending"),
         ({"batch_sizes": [1, 4, 4]}, "batch_sizes must be ascending"),
         ({"batch_sizes": []}, "batch_sizes must be ascending"),
@@ -292,6 +345,7 @@ def test_a_missing_key_is_refused(key: str) -> None:
         {"block_size": 15.9},
         {"batch_sizes": [0, 4, 16]},
         {"batch_sizes": "149"},
+        {"head_rows": [1, 8.5, 64]},
         {"contexts": [-5, 4, 16]},
         {"verify_ms": np.zeros((3, 4, 3)).tolist()},
     ],

