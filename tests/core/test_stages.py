@@ -105,6 +105,15 @@ def test_whole_blocks_come_at_once(n: int) -> None:
     np.testing.assert_allclose(computed.survival, head.confidence.cumprod(axis=1), rtol=1e-5)
 
 
+def test_a_broken_confidence_counts_as_none() -> None:
+    """What is learnt from it would otherwise be broken for good."""
+    confidence = np.full((4, DEPTH), 0.5, dtype=np.float32)
+    confidence[:3, 3] = [np.nan, np.inf, -np.inf]
+    confidence[3, 3] = 1.5
+    survival = Head(confidence).compute(WholeBlock(DEPTH)).survival
+    assert (survival[:3, 3:] == 0).all() and survival[3, 3] == survival[3, 2] == 0.125
+
+
 def test_nobody_s_drafts_cost_nothing() -> None:
     computed = nothing_computed(DEPTH)
     assert computed.survival.shape == (0, DEPTH) and computed.depth.shape == (0,)
@@ -142,9 +151,7 @@ def test_never_goes_on_where_rows_cost_more_than_they_can_give(
 
 
 @given(seeds, boundaries, st.integers(1, 8))
-def test_always_goes_on_where_rows_are_free(
-    seed: int, boundaries: tuple[int, ...], n: int
-) -> None:
+def test_always_goes_on_where_rows_are_free(seed: int, boundaries: tuple[int, ...], n: int) -> None:
     rng = np.random.default_rng(seed)
     stages = PayingStages(boundaries, table(0.0, 0.0), prices(0.0, 0.0), rng.random(n))
     computed = random_head(rng, n).compute(stages)

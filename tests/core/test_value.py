@@ -76,7 +76,9 @@ def test_nothing_is_known_at_first() -> None:
     rows = model.rows_of(["a", "b"])
     assert rows.tolist() == [-1, -1] and model.drafted_at(rows).tolist() == [-1, -1]
     assert model.predict(rows, PRICES).tolist() == [0.0, 0.0]
-    assert model.rows_of([]).shape == (0,) and model.predict(model.rows_of([]), PRICES).shape == (0,)
+    assert model.rows_of([]).shape == (0,) and model.predict(model.rows_of([]), PRICES).shape == (
+        0,
+    )
 
 
 def test_a_stranger_is_expected_to_be_like_the_last_strangers() -> None:
