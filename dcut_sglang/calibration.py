@@ -43,7 +43,8 @@ _MAX_LOGIT = 9.0
 
 
 def _logit(probability: npt.NDArray[Any]) -> FloatArray:
-    p = np.clip(np.asarray(probability, dtype=np.float64), 1e-9, 1 - 1e-9)
+    finite = np.where(np.isfinite(probability), probability, 0.0)
+    p = np.clip(finite.astype(np.float64), 1e-9, 1 - 1e-9)
     return np.clip(np.log(p) - np.log1p(-p), -_MAX_LOGIT, _MAX_LOGIT)
 
 
@@ -109,12 +110,14 @@ class Calibration:
         shared_shown = np.where(seen, right - shared_p, 0.0)[..., None] * x
         weight = np.where(seen, shared_p * (1 - shared_p), 0.0)
         count = int(seen.sum())
+        shared_before = self._shared
         self._shared, self._shared_weight = _newton(
             self._shared[None],
             self._shared_weight[None],
             shared_shown.sum(axis=(0, 1))[None],
             np.einsum("nt,nti,ntj->ij", weight, x, x)[None],
             np.array([count]),
+            _IDENTITY,
             _IDENTITY,
             _SHARED_PRIOR,
         )
@@ -128,6 +131,7 @@ class Calibration:
             own_shown,
             np.einsum("nt,nti,ntj->tij", weight, x, x),
             seen.sum(axis=0),
+            shared_before,
             self._shared,
             _POSITION_PRIOR,
         )
@@ -148,17 +152,19 @@ def _newton(
     gradient: FloatArray,
     curvature: FloatArray,
     count: IntArray,
+    towards_before: FloatArray,
     towards: FloatArray,
     prior: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
     """One step of each regression: parameters [m, 2] and their evidence [m, 2, 2].
 
     Evidence is forgotten by the number of new outcomes; what is forgotten of it returns to the
-    prior, which pulls ``towards``.
+    prior, which pulls ``towards``. Where that has moved, the whole prior moves with it.
     """
     forgotten = 1 - (1 - 1 / _MEMORY_OUTCOMES) ** count
     weight = weight + forgotten[:, None, None] * (prior - weight) + curvature
     pull = forgotten[:, None] * ((towards - parameters) @ prior)
+    pull = pull + (towards - towards_before) @ prior
     step = np.linalg.solve(weight, (gradient + pull)[..., None])[..., 0]
     moved = parameters + np.clip(step, -0.5, 0.5)
     moved[:, 0] = np.clip(moved[:, 0], -_MAX_OFFSET, _MAX_OFFSET)

@@ -30,6 +30,8 @@ class DCutConfig:
         draft_subsets: whether a step may draft for some of its requests only.
         head_stages: how many drafts of a request the draft head may stop after, ascending, where
             the decision is free of a device sync (CPU). Empty: whole blocks.
+        short_blocks: whether a step may draft shorter blocks, of the sizes that the drafter's
+            checkpoint lists.
         min_gain: tokens per request that drafting must be expected to add to a step, beyond its
             price, before the step drafts at all.
         calibration: whether confidences are calibrated online from verified outcomes.
@@ -51,6 +53,7 @@ class DCutConfig:
     plain_steps: bool = True
     draft_subsets: bool = True
     head_stages: tuple[int, ...] = (2, 5, 9)
+    short_blocks: bool = True
     min_gain: float = 0.01
     calibration: bool = True
     cost_correction: bool = True
@@ -77,6 +80,7 @@ class DCutConfig:
         for name in (
             "plain_steps",
             "draft_subsets",
+            "short_blocks",
             "calibration",
             "cost_correction",
             "deterministic",

@@ -37,6 +37,8 @@ IntArray = npt.NDArray[np.int64]
 _LOOK_REQUESTS = 2
 _LOOK_TIME_SHARE = 0.01
 _EXPLORE_TIME_SHARE = 0.005
+# Tokens per request by which the gain may fall short before drafting stops.
+_HYSTERESIS = 0.01
 # Steps over which the price is averaged.
 _PRICE_STEPS = 30
 # Confidence assumed of a request of which nothing is known.
@@ -52,6 +54,7 @@ class Plan:
             out), or ``forced``.
         drafted: int64, places in the batch of the requests to draft for, ascending.
         stages: how deep.
+        block_size: of the draft forward, one of those that the costs know.
         costs, prices: what the plan was made at.
         context: mean committed tokens per request.
         overhead_ms: what a step spends outside of draft, head and verify.
@@ -61,6 +64,7 @@ class Plan:
     mode: Mode
     drafted: IntArray
     stages: Stages
+    block_size: int
     costs: BatchCosts
     prices: Prices
     context: float
@@ -71,7 +75,7 @@ class Plan:
         """Predicted milliseconds of all but the verify: forward, the head's stages, overhead."""
         if not len(self.drafted):
             return self.overhead_ms
-        forward_ms = float(self.costs.draft_forward(len(self.drafted)))
+        forward_ms = float(self.costs.draft_forward(len(self.drafted), self.block_size))
         return self.overhead_ms + forward_ms + computed.head_ms(self.costs)
 
 
@@ -117,28 +121,34 @@ class Controller:
             drafted = np.sort(drafted)
         else:
             drafted = np.arange(bs)
-        stages = self._stages(rows[drafted], prices)
-        return self._make_plan(self.mode, drafted, stages, costs, prices, context)
+        block_size = self._block_size(rows[drafted], prices, costs)
+        stages = self._stages(rows[drafted], prices, block_size - 1)
+        return self._make_plan(self.mode, drafted, stages, block_size, costs, prices, context)
 
     def forced(self, forced: Forced, bs: int, context: float, step: int) -> Plan:
         """The plan of a step whose choices are forced."""
         costs = self.selector.cost.at(bs, context)
         drafted = forced.drafted(bs, step).numpy()
-        stages = forced.stages(self.values.depth, step)
-        return self._make_plan("forced", drafted, stages, costs, self.prices(costs), context)
+        block_size = forced.draft_block_size(tuple(sorted(costs.forward_ms)), step)
+        stages = forced.stages(block_size - 1, step)
+        prices = self.prices(costs)
+        return self._make_plan("forced", drafted, stages, block_size, costs, prices, context)
 
     def _make_plan(
         self,
         mode: Mode,
         drafted: IntArray,
         stages: Stages,
+        block_size: int,
         costs: BatchCosts,
         prices: Prices,
         context: float,
     ) -> Plan:
         overhead_ms = self.overhead_ms[len(drafted) > 0]
         calibrate = self.calibration.apply
-        return Plan(mode, drafted, stages, costs, prices, context, overhead_ms, calibrate)
+        return Plan(
+            mode, drafted, stages, block_size, costs, prices, context, overhead_ms, calibrate
+        )
 
     def prices(self, costs: BatchCosts) -> Prices:
         """What time is worth in a batch like this."""
@@ -165,7 +175,9 @@ class Controller:
         draft_ms = costs.draft_forward(counts) + fixed_ms
         net = np.cumsum(values[order])[counts - 1] - prices.tokens_per_ms * draft_ms
         best = int(np.argmax(net))
-        pays = net[best] > config.min_gain * bs
+        # To go on takes less than to begin, or the mode would follow the noise at break-even.
+        least = config.min_gain - (_HYSTERESIS if self.mode == "speculate" else 0.0)
+        pays = net[best] > max(0.0, least) * bs
         return order[: counts[best]] if pays else np.arange(0)
 
     def _looked_at(
@@ -195,8 +207,18 @@ class Controller:
         waiting = np.argsort(self.values.drafted_at(rows[others]), kind="stable")
         return others[waiting[:count]]
 
-    def _stages(self, rows: IntArray, prices: Prices) -> Stages:
-        depth = self.selector.cost.block_size - 1
+    def _block_size(self, rows: IntArray, prices: Prices, costs: BatchCosts) -> int:
+        """The block size that pays most: a shorter one costs less and forgoes the last drafts."""
+        sizes = sorted(costs.forward_ms)
+        if len(sizes) == 1 or not len(rows) or not self.selector.config.short_blocks:
+            return sizes[-1]
+        forgone = [float(self.values.beyond(rows, size - 1, prices).sum()) for size in sizes]
+        price = [
+            prices.tokens_per_ms * float(costs.draft_forward(len(rows), size)) for size in sizes
+        ]
+        return sizes[int(np.argmin(np.add(forgone, price)))]
+
+    def _stages(self, rows: IntArray, prices: Prices, depth: int) -> Stages:
         boundaries = self.selector.config.head_stages
         if not self.has_stages or not boundaries:
             return WholeBlock(depth)

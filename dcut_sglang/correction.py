@@ -38,6 +38,7 @@ class MeasuredStep:
     Attributes:
         bs, rows, context: requests, rows of the verify, mean committed tokens.
         num_drafted: requests of the draft forward.
+        draft_block_size: its block size.
         head_rows: rows of each stage of the head.
         forward_ms, head_ms, verify_ms: what these took; the last includes the commit.
         other_ms: the rest of the step.
@@ -47,6 +48,7 @@ class MeasuredStep:
     rows: int
     context: float
     num_drafted: int
+    draft_block_size: int
     head_rows: tuple[int, ...]
     forward_ms: float
     head_ms: float
@@ -93,7 +95,9 @@ class CostCorrection:
         weights = at_size[:, None] * _weights(table.keep_ratios, ratio)
         _move(self._verify, weights, step.verify_ms, predicted_verify)
         if step.num_drafted:
-            forward_ms = float(table.draft_forward(step.num_drafted, step.context))
+            forward_ms = float(
+                table.draft_forward(step.num_drafted, step.context, step.draft_block_size)
+            )
             head_ms = float(table.head(np.array(step.head_rows)).sum())
             _move(
                 self._forward,
@@ -112,6 +116,9 @@ class CostCorrection:
                 self.probed,
                 verify_ms=self.probed.verify_ms * np.exp(self._verify)[:, :, None],
                 draft_ms=self.probed.draft_ms * np.exp(self._forward)[:, None],
+                short_draft_ms=self.probed.short_draft_ms * np.exp(self._forward)[:, None]
+                if self.probed.short_blocks
+                else self.probed.short_draft_ms,
                 head_ms=self.probed.head_ms * np.exp(self._head),
             )
         return self._note_error(measured / predicted)

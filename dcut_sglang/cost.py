@@ -52,6 +52,8 @@ class CostTable:
         fingerprint: the conditions of the measurement; see ``require_fingerprint``.
         head_rows: drafts whose tokens and confidences are computed at a time, ascending, [H].
         head_ms: [H], what that costs; 0 where ``draft_ms`` holds it.
+        short_blocks: block sizes below D that the drafter was trained for too, ascending, [S].
+        short_draft_ms: [S, B, X], draft forward over blocks of these sizes.
     """
 
     block_size: int
@@ -63,6 +65,8 @@ class CostTable:
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     head_rows: tuple[int, ...] = (1,)
     head_ms: FloatArray = field(default_factory=lambda: np.zeros(1))
+    short_blocks: tuple[int, ...] = ()
+    short_draft_ms: FloatArray = field(default_factory=lambda: np.zeros((0, 0, 0)))
 
     def __post_init__(self) -> None:
         shape = (len(self.batch_sizes), len(self.keep_ratios), len(self.contexts))
@@ -83,6 +87,14 @@ class CostTable:
             "draft_ms": (shape[0], shape[2]),
             "head_ms": (len(self.head_rows),),
         }
+        if self.short_blocks:
+            shapes["short_draft_ms"] = (len(self.short_blocks), shape[0], shape[2])
+        sizes = (1, *self.short_blocks, self.block_size)
+        if not all(a < b for a, b in itertools.pairwise(sizes)):
+            raise CostTableError(
+                f"short_blocks must ascend between 2 and {self.block_size - 1}, "
+                f"got {self.short_blocks}"
+            )
         for name, want in shapes.items():
             cells = getattr(self, name)
             if cells.shape != want:
@@ -104,16 +116,20 @@ class CostTable:
         if not self._covers(bs, context):
             # The lines of two ratios may cross out there: noise grows with the distance.
             by_ratio = np.maximum.accumulate(by_ratio)
-        forward_ms = _at(self.contexts, self.draft_ms.T, context)
+        forward_ms = {self.block_size: _at(self.contexts, self.draft_ms.T, context)}
+        for size, short_ms in zip(self.short_blocks, self.short_draft_ms, strict=True):
+            forward_ms[size] = _at(self.contexts, short_ms.T, context)
         return BatchCosts(self, bs, by_ratio, forward_ms)
 
     def verify(self, bs: int, tokens: npt.ArrayLike, context: float) -> FloatArray:
         """Verify milliseconds of ``tokens`` rows; see ``BatchCosts.verify``."""
         return self.at(bs, context).verify(tokens)
 
-    def draft_forward(self, num_requests: npt.ArrayLike, context: float) -> FloatArray:
+    def draft_forward(
+        self, num_requests: npt.ArrayLike, context: float, block_size: int | None = None
+    ) -> FloatArray:
         """Milliseconds of the draft forward; see ``BatchCosts.draft_forward``."""
-        return self.at(1, context).draft_forward(num_requests)
+        return self.at(1, context).draft_forward(num_requests, block_size)
 
     def _covers(self, bs: int, context: float) -> bool:
         return (
@@ -141,7 +157,16 @@ class CostTable:
         for axis in range(2):
             draft_ms = np.maximum.accumulate(draft_ms, axis=axis)
         head_ms = np.maximum.accumulate(self.head_ms)
-        return replace(self, verify_ms=verify_ms, draft_ms=draft_ms, head_ms=head_ms)
+        short_draft_ms = self.short_draft_ms
+        for axis in range(1, 3):
+            short_draft_ms = np.maximum.accumulate(short_draft_ms, axis=axis)
+        return replace(
+            self,
+            verify_ms=verify_ms,
+            draft_ms=draft_ms,
+            head_ms=head_ms,
+            short_draft_ms=short_draft_ms,
+        )
 
     def require_fingerprint(self, expected: Mapping[str, Any]) -> None:
         """Refuse a table that was measured under other conditions.
@@ -174,6 +199,8 @@ class CostTable:
             "draft_ms": np.round(self.draft_ms, 4).tolist(),
             "head_rows": list(self.head_rows),
             "head_ms": np.round(self.head_ms, 4).tolist(),
+            "short_blocks": list(self.short_blocks),
+            "short_draft_ms": np.round(self.short_draft_ms, 4).tolist(),
         }
 
     @classmethod
@@ -201,6 +228,8 @@ class CostTable:
                 dict(data["fingerprint"]),
                 tuple(_whole(n) for n in data["head_rows"]),
                 np.asarray(data["head_ms"], dtype=np.float64),
+                tuple(_whole(n) for n in data["short_blocks"]),
+                np.asarray(data["short_draft_ms"] or np.zeros((0, 0, 0)), dtype=np.float64),
             )
         except CostTableError:
             raise
@@ -244,7 +273,7 @@ class BatchCosts:
     table: CostTable
     bs: int
     by_ratio_ms: FloatArray
-    forward_ms: FloatArray
+    forward_ms: Mapping[int, FloatArray]
 
     def verify(self, tokens: npt.ArrayLike) -> FloatArray:
         """Verify milliseconds of ``tokens`` rows, bs .. bs * D (clamped to that), scalar or
@@ -253,9 +282,13 @@ class BatchCosts:
         ratio = drafts / (self.bs * (self.table.block_size - 1))
         return np.interp(ratio, self.table.keep_ratios, self.by_ratio_ms)
 
-    def draft_forward(self, num_requests: npt.ArrayLike) -> FloatArray:
-        """Milliseconds of the draft forward over ``num_requests`` >= 1, scalar or array."""
-        return _along(self.table.batch_sizes, self.forward_ms, num_requests)
+    def draft_forward(
+        self, num_requests: npt.ArrayLike, block_size: int | None = None
+    ) -> FloatArray:
+        """Milliseconds of the draft forward over ``num_requests`` >= 1, scalar or array, in
+        blocks of one of the table's sizes; D by default."""
+        forward_ms = self.forward_ms[block_size or self.table.block_size]
+        return _along(self.table.batch_sizes, forward_ms, num_requests)
 
     def head(self, rows: npt.ArrayLike) -> FloatArray:
         """As ``CostTable.head``."""

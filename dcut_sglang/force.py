@@ -5,7 +5,8 @@ SGLang's ``/set_internal_state`` carries numbers only, so each form is a numeric
 ``dcut_force_ratio``    0..1, keep that share of the batch's drafts, the best ones
 ``dcut_force_plain``    1, draft nothing and verify one token per request
 ``dcut_force_random``   a seed, draw each step's verify lengths uniformly from 1..D, whether it
-                        drafts for all requests, for some or for none, and how deep
+                        drafts for all requests, for some or for none, in blocks
+                        of which size, and how deep
 ``dcut_verify_len_<i>`` 1..D, verify length of the requests whose place in the batch is i modulo
                         the number of lengths; ``dcut_verify_len_0`` starts a new list, places
                         that were left out get 1
@@ -75,6 +76,14 @@ class Forced:
                 return torch.nonzero(chosen).view(-1) if mode < 0.3 else torch.arange(0)
         return torch.arange(bs)
 
+    def draft_block_size(self, sizes: tuple[int, ...], step: int) -> int:
+        """One of the block sizes (ascending) that can be drafted; at random for random lengths,
+        else the largest."""
+        if self.random_seed is None:
+            return sizes[-1]
+        place = torch.randint(len(sizes), (1,), generator=self._generator(step, of=3)).item()
+        return sizes[int(place)]
+
     def stages(self, depth: int, step: int) -> Stages:
         """How deep the head goes; at random for random lengths, whole blocks otherwise."""
         if self.random_seed is None:
@@ -83,7 +92,7 @@ class Forced:
 
     def _generator(self, step: int, of: int) -> torch.Generator:
         assert self.random_seed is not None
-        return torch.Generator().manual_seed(self.random_seed * 1_000_003 + 3 * step + of)
+        return torch.Generator().manual_seed(self.random_seed * 1_000_003 + 4 * step + of)
 
     def verify_lens(
         self,

@@ -47,8 +47,8 @@ class StepRunner(Protocol):
     def open(self, bs: int, context: int) -> None:
         """Prepare a batch of ``bs`` requests with ``context`` committed tokens each."""
 
-    def draft(self) -> None:
-        """Draft forward over one block of every request of the open batch."""
+    def draft(self, block_size: int) -> None:
+        """Draft forward over one block of this size of every request of the open batch."""
 
     def head(self, num_rows: int) -> None:
         """Tokens and confidences of ``num_rows`` drafts; needs no open batch."""
@@ -70,6 +70,7 @@ def probe_costs(
     runner: StepRunner,
     *,
     block_size: int,
+    short_blocks: Sequence[int] = (),
     max_bs: int,
     contexts: Sequence[int],
     budget_s: float,
@@ -82,6 +83,7 @@ def probe_costs(
 
     Args:
         runner: executes the steps.
+        short_blocks: block sizes below ``block_size`` that can be drafted too, ascending.
         max_bs: largest batch the server can run.
         contexts: context lengths to measure at, ascending.
         budget_s: seconds this may take; also covers the steps that predict.
@@ -94,7 +96,9 @@ def probe_costs(
     Raises:
         ProbeError: a step ran another number of rows than asked.
     """
-    probe = _Probe(runner, block_size, clock, step_clock, deadline=clock() + budget_s)
+    probe = _Probe(
+        runner, block_size, tuple(short_blocks), clock, step_clock, deadline=clock() + budget_s
+    )
     start = clock()
     estimate = probe.estimate(max_bs, contexts[0])
     batch_sizes, ratios = _finest_grid(
@@ -144,18 +148,21 @@ class _Probe:
         self,
         runner: StepRunner,
         block_size: int,
+        short_blocks: tuple[int, ...],
         clock: Callable[[], float],
         step_clock: Callable[[], float],
         deadline: float,
     ) -> None:
         self.runner = runner
         self.block_size = block_size
+        self.short_blocks = short_blocks
         self.clock = clock
         self.step_clock = step_clock
         self.deadline = deadline
         self.num_steps = 0
         self._verify_ms: dict[tuple[int, float, int], list[float]] = {}
-        self._draft_ms: dict[tuple[int, int], list[float]] = {}
+        # By block size, batch size and context.
+        self._draft_ms: dict[tuple[int, int, int], list[float]] = {}
         self._head_ms: dict[int, list[float]] = {}
         self._seconds: dict[tuple[int, int], float] = {}
 
@@ -169,7 +176,8 @@ class _Probe:
         """
         start = self.clock()
         self.runner.open(bs, context)
-        self._draft_ms.setdefault((bs, context), []).append(self.time_draft())
+        for size in (*self.short_blocks, self.block_size):
+            self._draft_ms.setdefault((size, bs, context), []).append(self.time_draft(size))
         for ratio in ratios:
             if self.clock() >= deadline:
                 return False
@@ -205,10 +213,10 @@ class _Probe:
             )
         return elapsed_ms
 
-    def time_draft(self) -> float:
+    def time_draft(self, block_size: int) -> float:
         """Milliseconds of one draft forward on the step clock."""
         start = self.step_clock()
-        self.runner.draft()
+        self.runner.draft(block_size)
         return (self.step_clock() - start) * 1e3
 
     def last_seconds(self, bs: int, context: int) -> float:
@@ -224,7 +232,7 @@ class _Probe:
             full = bs * self.block_size
             for _ in range(2):
                 timed[bs] = (
-                    self._wall_ms(self.time_draft),
+                    self._wall_ms(self.time_draft, self.block_size),
                     self._wall_ms(self.time_verify, bs),
                     self._wall_ms(self.time_verify, full),
                 )
@@ -253,17 +261,22 @@ class _Probe:
             [[statistics.median(self._verify_ms[bs, r, x]) for x in contexts] for r in ratios]
             for bs in batch_sizes
         ]
-        draft = [[statistics.median(self._draft_ms[bs, x]) for x in contexts] for bs in batch_sizes]
+        draft = [
+            [[statistics.median(self._draft_ms[d, bs, x]) for x in contexts] for bs in batch_sizes]
+            for d in (*self.short_blocks, self.block_size)
+        ]
         return CostTable(
             self.block_size,
             batch_sizes,
             ratios,
             contexts,
             np.array(verify),
-            np.array(draft),
+            np.array(draft[-1]),
             fingerprint,
             head_rows,
             np.array([statistics.median(self._head_ms[rows]) for rows in head_rows]),
+            self.short_blocks,
+            np.array(draft[:-1]).reshape(-1, len(batch_sizes), len(contexts)),
         )
 
 

@@ -134,6 +134,8 @@ def compute_in_stages(stages: Stages, num_requests: int, depth: int, head: Head)
             break
         last = survival[live, lo - 1] if lo else np.ones(len(live), dtype=np.float32)
         confidence = np.asarray(head(live, lo, hi), dtype=np.float32)
+        # As in ``survival.survival``: a broken confidence may cost speed, and not for good.
+        confidence = np.where(np.isfinite(confidence), confidence, 0.0).clip(0.0, 1.0)
         survival[live, lo:hi] = last[:, None] * np.cumprod(confidence, axis=1, dtype=np.float32)
         depths[live] = hi
         rows.append(len(live) * (hi - lo))

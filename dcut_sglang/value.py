@@ -110,9 +110,7 @@ class ValueModel:
     def features(self, rows: IntArray, prices: Prices) -> FloatArray:
         """What predicts the next block of remembered requests: [n, 5]."""
         values = block_value(self._survival[rows], self._depths[rows], prices)
-        weights = _DECAY ** np.arange(_BLOCKS) * (
-            np.arange(_BLOCKS) < self._num_blocks[rows][:, None]
-        )
+        weights = self._weights_of_blocks(rows)
         ahead = self._ahead(rows)
         out = np.ones((len(rows), _NUM_FEATURES))
         out[:, 1] = (values * weights).sum(axis=1) / weights.sum(axis=1)
@@ -132,6 +130,29 @@ class ValueModel:
         taken = np.take_along_axis(steps, np.minimum(places, self.depth - 1), axis=1)
         typical = self.pace(rows)[:, None]
         return np.where(inside, np.minimum(taken, 1.0), typical).cumprod(axis=1)
+
+    def beyond(self, rows: IntArray, depth: int, prices: Prices) -> FloatArray:
+        """Expected gain of the drafts after the first ``depth``, in tokens: float64 [n].
+
+        A stranger's is that of the last strangers' first blocks.
+        """
+        if depth >= self.depth:
+            return np.zeros(len(rows))
+        known = rows >= 0
+        count = min(self._num_firsts, _FIRST_BLOCKS)
+        gain = np.zeros(len(rows))
+        if known.any():
+            last = np.maximum(self._survival[rows[known], :, depth:] - prices.row_tokens, 0.0)
+            weights = self._weights_of_blocks(rows[known])
+            gain[known] = (last.sum(axis=2) * weights).sum(axis=1) / weights.sum(axis=1)
+        if not known.all() and count:
+            last = np.maximum(self._first_survival[:count, depth:] - prices.row_tokens, 0.0)
+            gain[~known] = last.sum(axis=1).mean()
+        return gain
+
+    def _weights_of_blocks(self, rows: IntArray) -> FloatArray:
+        there = np.arange(_BLOCKS) < self._num_blocks[rows][:, None]
+        return np.asarray(_DECAY ** np.arange(_BLOCKS) * there, dtype=np.float64)
 
     def pace(self, rows: IntArray) -> FloatArray:
         """Geometric mean of the confidences of the last block, as far as it was computed."""
@@ -180,17 +201,18 @@ class ValueModel:
             self._moment = kept * self._moment + prior * _PRIOR_WEIGHTS + shown.T @ came
             self._weights = np.linalg.solve(self._gram, self._moment)
         filled = _continued(np.asarray(survival, dtype=np.float64), depth)
+        self._num_observed += 1
+        # None of this step is the oldest any more: a newcomer must not take the place of one.
+        self._drafted_at[rows[known]] = self._num_observed
         for at in np.flatnonzero(~known).tolist():
             rows[at] = self._take_row(requests[at])
             place = self._num_firsts % _FIRST_BLOCKS
             self._first_survival[place], self._first_depths[place] = survival[at], depth[at]
             self._num_firsts += 1
-        self._num_observed += 1
         self._survival[rows, 1:] = self._survival[rows, :-1]
         self._depths[rows, 1:] = self._depths[rows, :-1]
         self._survival[rows, 0], self._depths[rows, 0] = filled, depth
         self._num_blocks[rows] += 1
-        self._drafted_at[rows] = self._num_observed
         self._advanced[rows] = 0
 
     def advance(self, requests: Sequence[Hashable], kept: IntArray, emitted: IntArray) -> None:
@@ -213,8 +235,7 @@ class ValueModel:
         self._row[request], self._key[row] = row, request
         self._num_blocks[row] = 0
         self._held[row] = 0.0
-        # Not the oldest any more, whoever else takes a row in this step.
-        self._drafted_at[row] = self._num_observed + 1
+        self._drafted_at[row] = self._num_observed
         return row
 
 

@@ -24,7 +24,7 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from dcut_sglang.controller import Plan
 from dcut_sglang.host.metrics import StepTimer
-from dcut_sglang.host.window import BlockWindow, select_requests
+from dcut_sglang.host.window import BlockWindow, part_of
 from dcut_sglang.stages import Computed, compute_in_stages, nothing_computed
 from dcut_sglang.value import Float32Array, IntArray
 
@@ -84,8 +84,8 @@ def draft_blocks(
     tokens = _anchors_alone(window)
     confidence = torch.zeros((bs, depth), dtype=torch.float32)
     survival = torch.zeros((bs, depth), dtype=torch.float32)
-    if len(drafted) < bs:
-        window = select_requests(worker, window, torch.from_numpy(drafted))
+    if len(drafted) < bs or plan.block_size < window.block_size:
+        window = part_of(worker, window, torch.from_numpy(drafted), plan.block_size)
     hidden = draft_hidden(worker, batch, window)
 
     def head(places: IntArray, lo: int, hi: int) -> Float32Array:
@@ -152,7 +152,7 @@ def greedy_with_confidence(
 
 
 def draft_hidden(worker: Any, batch: Any, window: BlockWindow) -> torch.Tensor:
-    """Draft model over the dense window: hidden states of the drafts [bs, D-1, hidden]."""
+    """Draft model over the dense window [bs, d]: hidden states of the drafts [bs, d-1, hidden]."""
     bs, block_size, device = window.bs, window.block_size, window.positions.device
     block_ids = torch.full_like(window.positions, worker.mask_token_id)
     block_ids[:, 0] = window.anchors

@@ -24,7 +24,7 @@ from dcut_sglang.cost import CostTable, CostTableError
 from dcut_sglang.host.device import step_clock
 from dcut_sglang.host.draft import draft_head, draft_hidden, no_drafts
 from dcut_sglang.host.metrics import StepTimer
-from dcut_sglang.host.window import BlockWindow, open_window
+from dcut_sglang.host.window import BlockWindow, open_window, part_of
 from dcut_sglang.machine import cpu_info
 from dcut_sglang.probe import ProbeReport, format_table, probe_costs
 from dcut_sglang.survival import keep_best, survival
@@ -87,8 +87,10 @@ class WorkerSteps:
         )
         return open_window(self.worker, batch, self.block_size)
 
-    def draft(self) -> None:
-        draft_hidden(self.worker, self._batch, self._open_window())
+    def draft(self, block_size: int) -> None:
+        window = self._open_window()
+        everyone = torch.arange(window.bs)
+        draft_hidden(self.worker, self._batch, part_of(self.worker, window, everyone, block_size))
 
     def head(self, num_rows: int) -> None:
         config = self.worker.draft_model_runner.model_config
@@ -170,6 +172,7 @@ def _probe(worker: Any, config: DCutConfig, fingerprint: dict[str, Any]) -> Prob
         return probe_costs(
             steps,
             block_size=worker.block_size,
+            short_blocks=short_blocks(worker),
             max_bs=fingerprint["max_running_requests"],
             contexts=fingerprint["contexts"],
             budget_s=config.probe_budget_s,
@@ -179,6 +182,14 @@ def _probe(worker: Any, config: DCutConfig, fingerprint: dict[str, Any]) -> Prob
         )
     finally:
         steps.close()
+
+
+def short_blocks(worker: Any) -> tuple[int, ...]:
+    """Block sizes below D that the drafter's checkpoint says it was trained for
+    (``dflash_config.block_sizes``), ascending."""
+    config = worker.draft_model_runner.model_config.hf_config
+    sizes = (getattr(config, "dflash_config", None) or {}).get("block_sizes", [])
+    return tuple(sorted({int(n) for n in sizes if 2 <= n < worker.block_size}))
 
 
 def make_fingerprint(worker: Any, config: DCutConfig) -> dict[str, Any]:
@@ -199,6 +210,7 @@ def make_fingerprint(worker: Any, config: DCutConfig) -> dict[str, Any]:
         "target": _identity(runner.model_config),
         "drafter": _identity(worker.draft_model_runner.model_config),
         "block_size": worker.block_size,
+        "short_blocks": list(short_blocks(worker)),
         "max_running_requests": int(runner.max_running_requests),
         "page_size": int(worker.page_size),
         "contexts": contexts,

@@ -50,6 +50,7 @@ def write_step(
     timer: StepTimer,
     decision: Decision | None,
     forced: str,
+    draft_block_size: int,
     with_tokens: bool,
 ) -> None:
     """Append one step; a disk that fails ends the trace, not the serving.
@@ -74,6 +75,7 @@ def write_step(
             phase_ms=phase_ms,
             tokens=drafts.tokens.cpu().numpy() if with_tokens and drafts is not None else None,
             forced=forced,
+            draft_block_size=draft_block_size,
         )
     except OSError as error:
         logger.error("DCUT: the trace ends at step %d: %s", step, error)

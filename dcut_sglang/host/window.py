@@ -83,11 +83,12 @@ def open_window(worker: Any, batch: Any, block_size: int) -> BlockWindow:
     )
 
 
-def select_requests(worker: Any, window: BlockWindow, places: torch.Tensor) -> BlockWindow:
-    """The window of some of the batch's requests.
+def part_of(worker: Any, window: BlockWindow, places: torch.Tensor, block_size: int) -> BlockWindow:
+    """The window of some of the batch's requests, over the first places of their blocks.
 
     Args:
         places: int64 [n] on the host, ascending.
+        block_size: 2..D.
     """
     on_device = places.to(window.positions.device)
     return _gather_window(
@@ -96,7 +97,7 @@ def select_requests(worker: Any, window: BlockWindow, places: torch.Tensor) -> B
         window.req_pool_indices[on_device],
         window.prefix_lens[on_device],
         window.host_lens[places],
-        window.block_size,
+        block_size,
     )
 
 

@@ -136,6 +136,7 @@ class DCutWorker(DFlashWorkerV2):
                 timer=timer,
                 decision=decision,
                 forced=self.forced.describe() if self.forced is not None else "",
+                draft_block_size=plan.block_size,
                 with_tokens=self.config.trace_tokens,
             )
         return self._result(window, verify_lens, target, accepted)
@@ -210,6 +211,7 @@ class DCutWorker(DFlashWorkerV2):
             rows=num_rows,
             context=plan.context,
             num_drafted=drafts.num_drafted,
+            draft_block_size=plan.block_size,
             head_rows=drafts.computed.rows,
             forward_ms=forward_ms,
             head_ms=head_ms,

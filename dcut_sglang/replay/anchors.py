@@ -19,7 +19,10 @@ from dcut_sglang.trace import Trace
 IntArray = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
-HELD_OUT_TEXTS = Path(__file__).parents[1] / "data" / "smollm2_every_anchor.npz"
+_DATA = Path(__file__).parents[1] / "data"
+# What the drafter was trained for, and what it was not.
+HELD_OUT_TEXTS = _DATA / "smollm2_every_anchor.npz"
+OPEN_TEXTS = _DATA / "smollm2_chat.npz"
 
 
 class NotReplayableError(ValueError):
@@ -76,6 +79,19 @@ class AnchorBank:
     def text(self) -> IntArray:
         """int64 [N], the text of each anchor."""
         return np.repeat(np.arange(self.num_texts), np.diff(self.start))
+
+    def full_width_walk(self) -> IntArray:
+        """Anchors int64 that a run meets which verifies every draft, each text from its start.
+
+        After a rejection a drafter does worse than at a random place, so what is said about the
+        anchors of a run must be asked of such anchors.
+        """
+        met, at = [], self.start[:-1]
+        while len(at):
+            met.append(at)
+            ahead = at + np.minimum(self.accept[at] + 1, self.remaining[at])
+            at = ahead[ahead < at + self.remaining[at]]
+        return np.concatenate(met)
 
     def subset(self, texts: npt.ArrayLike) -> AnchorBank:
         """The bank of the given texts only."""

@@ -22,7 +22,14 @@ from pathlib import Path
 from dcut_sglang.config import ConfigError, DCutConfig
 from dcut_sglang.cost import CostTable, CostTableError
 from dcut_sglang.published import h20
-from dcut_sglang.replay.anchors import HELD_OUT_TEXTS, AnchorBank, NotReplayableError
+from dcut_sglang.replay.anchors import (
+    HELD_OUT_TEXTS,
+    OPEN_TEXTS,
+    AnchorBank,
+    NotReplayableError,
+)
+from dcut_sglang.replay.controlled import LABEL as CONTROLLED
+from dcut_sglang.replay.controlled import calibration_errors
 from dcut_sglang.replay.policies import FixedRatio, Plain, dcut_as_published, ours
 from dcut_sglang.replay.regret import TABLE_HEADER, Comparison, compare, table_rows
 from dcut_sglang.replay.reproduce import reproduce
@@ -146,6 +153,7 @@ def run_regret(args: argparse.Namespace) -> int:
                 sizes,
                 num_tokens=args.tokens,
                 seed=args.seed,
+                ablations=table is cpu,
                 progress=_progress(args),
             )
         )
@@ -157,8 +165,26 @@ def run_regret(args: argparse.Namespace) -> int:
                     regret.setdefault(label, {})[str(c.bs)] = round(c.clairvoyant_regret(label), 4)
     for line in wrong:
         print(f"search failed: {line}")
-    print(json.dumps({"ok": not wrong, "policies": policies, "clairvoyant_regret": regret}))
-    return 1 if wrong else 0
+    shares = policies[CONTROLLED]
+    low = [f"bs {bs}: {s:.3f}" for bs, s in shares.items() if 4 <= int(bs) <= 32 and s < 0.97]
+    print(f"\nshares of the knowing policy below 0.97 at bs 4 to 32: {', '.join(low) or 'none'}")
+    errors = {name: calibration_errors(texts, cpu) for name, texts in _workloads().items()}
+    for name, (raw, calibrated) in errors.items():
+        print(f"calibration error of survival, {name}: {raw:.4f} raw, {calibrated:.4f} calibrated")
+    result = {
+        "ok": not wrong and not low,
+        "policies": policies,
+        "clairvoyant_regret": regret,
+        "ece_raw": {name: round(raw, 4) for name, (raw, _) in errors.items()},
+        "ece_calibrated": {name: round(found, 4) for name, (_, found) in errors.items()},
+    }
+    print(json.dumps(result))
+    return 0 if result["ok"] else 1
+
+
+def _workloads() -> dict[str, AnchorBank]:
+    """Texts that the drafter was trained for, and others."""
+    return {"home": AnchorBank.load(), "shifted": AnchorBank.load(OPEN_TEXTS)}
 
 
 def run_load(args: argparse.Namespace) -> int:

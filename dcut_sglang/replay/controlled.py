@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from dcut_sglang.calibration import calibration_error
 from dcut_sglang.config import DCutConfig
 from dcut_sglang.controller import Controller, Plan
 from dcut_sglang.cost import CostTable
@@ -26,6 +29,8 @@ def replay_controlled(
     label: str = LABEL,
     config: DCutConfig | None = None,
     believed: CostTable | None = None,
+    at_end: Callable[[Controller], None] | None = None,
+    max_steps: int | None = None,
     num_tokens: int = 5_000,
     num_worlds: int = 4,
     seed: int = 0,
@@ -36,6 +41,8 @@ def replay_controlled(
 
     Args:
         table: what steps cost.
+        max_steps: a world also ends after so many steps.
+        at_end: called with each world's controller when the world is done.
         believed: what the controller takes for their cost; the same by default.
     """
     config = config or DCutConfig()
@@ -50,8 +57,9 @@ def replay_controlled(
         selector = Selector(believed, config)
         controller = Controller(selector)
         anchor, turn = first[world].copy(), np.zeros(bs, dtype=np.int64)
-        emitted_in_world = 0
-        while emitted_in_world < num_tokens:
+        emitted_in_world = steps_in_world = 0
+        while emitted_in_world < num_tokens and steps_in_world != max_steps:
+            steps_in_world += 1
             context = float(context_of[anchor].mean())
             keys = [(place, int(turn[place])) for place in range(bs)]
             plan = controller.plan(keys, context)
@@ -75,7 +83,7 @@ def replay_controlled(
             )
             decision = controller.explored(decision, plan, int(computed.depth.sum()))
             kept = keep_best(survival[None], ranked, np.array([decision.num_kept]))[0]
-            ms += _draft_ms(table, len(drafted), context) + computed.head_ms(table)
+            ms += _draft_ms(table, plan) + computed.head_ms(table)
             ms += float(table.verify(bs, decision.num_rows, context))
             accepted = np.minimum(kept, bank.accept[anchor])
             controller.observe(
@@ -97,6 +105,8 @@ def replay_controlled(
             emitted_in_world += int(emitted.sum())
             rows += bs + int(kept.sum())
         tokens += emitted_in_world
+        if at_end is not None:
+            at_end(controller)
     return Cell(label, bs, steps, plain_steps, tokens, rows, ms)
 
 
@@ -106,5 +116,38 @@ def _calibrated(
     return plan.calibrate(confidence[anchor[places], lo:hi], lo)
 
 
-def _draft_ms(table: CostTable, num_requests: int, context: float) -> float:
-    return float(table.draft_forward(num_requests, context)) if num_requests else 0.0
+def _draft_ms(table: CostTable, plan: Plan) -> float:
+    num_requests = len(plan.drafted)
+    if not num_requests:
+        return 0.0
+    return float(table.draft_forward(num_requests, plan.context, plan.block_size))
+
+
+def calibration_errors(
+    bank: AnchorBank, table: CostTable, bs: int = 8, num_steps: int = 2_000, seed: int = 0
+) -> tuple[float, float]:
+    """Error of the survivals, raw and as calibrated after ``num_steps`` steps of service.
+
+    The calibration sees what a server sees: outcomes of the drafts that were verified. Both are
+    scored on the anchors of a run at full width. Drafting goes on whatever it is worth, as
+    in a server without plain steps.
+    """
+    learnt: list[Controller] = []
+    config = replace(DCutConfig(), plain_steps=False)
+    replay_controlled(
+        bank,
+        table,
+        bs,
+        config=config,
+        max_steps=num_steps,
+        num_tokens=num_steps * bs * bank.block_size,
+        num_worlds=1,
+        seed=seed,
+        at_end=learnt.append,
+    )
+    met = bank.full_width_walk()
+    calibrated = learnt[0].calibration.apply(bank.confidence[met]).cumprod(axis=1)
+    return (
+        calibration_error(bank.survival[met], bank.accept[met]),
+        calibration_error(calibrated, bank.accept[met]),
+    )

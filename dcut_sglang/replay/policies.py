@@ -192,8 +192,9 @@ def dcut_as_published(table: CostTable) -> Utility:
 
 
 def ours(table: CostTable, config: DCutConfig | None = None) -> Utility:
-    """The package's selector, by default with its default configuration."""
-    return Utility("ours", table, config or DCutConfig())
+    """The package's selector alone, by default with its default configuration: always drafts, whole
+    blocks for everybody."""
+    return Utility("selector alone", table, config or DCutConfig())
 
 
 def expected_accepted(ranked: Float32Array) -> Float32Array:

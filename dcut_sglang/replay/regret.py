@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from dcut_sglang.replay.policies import (
     Plain,
     Policy,
     Threshold,
-    Utility,
     dcut_as_published,
     ours,
 )
@@ -75,8 +75,18 @@ def standard_policies(table: CostTable, config: DCutConfig | None = None) -> lis
         Threshold((0.1, 0.3, 0.5, 0.7)),
         dcut_as_published(table),
         ours(table, config),
-        Utility("ours, any number", table, replace(config or DCutConfig(), keep_ratios=())),
     ]
+
+
+# What each addition is worth: "ours" without it.
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "ours, whole blocks": {"head_stages": ()},
+    "ours, all or none": {"draft_subsets": False},
+    "ours, long blocks": {"short_blocks": False},
+    "ours, always drafts": {"plain_steps": False},
+    "ours, four ratios": {"keep_ratios": (0.25, 0.5, 0.75, 1.0)},
+    "ours, uncalibrated": {"calibration": False},
+}
 
 
 def compare(
@@ -88,6 +98,7 @@ def compare(
     num_tokens: int = 1_500,
     num_worlds: int = 32,
     seed: int = 0,
+    ablations: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Iterator[Comparison]:
     """Replay every policy at every batch size; yields one comparison per batch size.
@@ -96,6 +107,7 @@ def compare(
         config: of "ours".
         num_tokens: tokens per world, at least; large batches get 250 per place.
         num_worlds: at batch size 1; larger batches get proportionally fewer, at least 4.
+        ablations: whether "ours" is also replayed without each of its parts.
         progress: called with the policy about to be replayed.
     """
     believed = beliefs(bank)
@@ -121,11 +133,20 @@ def compare(
             for policy in standard_policies(table, config)
             for cell in run(policy, policy.labels[0])
         }
-        if progress is not None:
-            progress(f"bs {bs}: {CONTROLLED}")
-        cells[CONTROLLED] = replay_controlled(
-            bank, table, bs, config=config, num_tokens=wanted, num_worlds=worlds, seed=seed
-        )
+        variants: dict[str, dict[str, Any]] = {CONTROLLED: {}} | (ABLATIONS if ablations else {})
+        for label, changes in variants.items():
+            if progress is not None:
+                progress(f"bs {bs}: {label}")
+            cells[label] = replay_controlled(
+                bank,
+                table,
+                bs,
+                label=label,
+                config=replace(config or DCutConfig(), **changes),
+                num_tokens=wanted,
+                num_worlds=worlds,
+                seed=seed,
+            )
         rate = max(cell.tokens_per_ms for cell in cells.values())
         searched = {
             KNOWING: search_prices(partial(_run_knowing, run), believed, rate),

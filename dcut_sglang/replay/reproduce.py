@@ -55,7 +55,7 @@ def _draft_ms(step: TraceStep, cost: CostTable, context: float) -> float:
         int((depths >= hi).sum()) * int(hi - lo)
         for lo, hi in zip([0, *ends[:-1]], ends, strict=True)
     ]
-    forward_ms = float(cost.draft_forward(step.num_drafted, context))
+    forward_ms = float(cost.draft_forward(step.num_drafted, context, step.draft_block_size))
     return forward_ms + float(cost.head(np.array(stage_rows)).sum())
 
 

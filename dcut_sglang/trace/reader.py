@@ -1,6 +1,6 @@
 """The decision trace: what each step knew, chose, got and paid.
 
-Format, version 1 (little-endian). The file is a sequence of records,
+Format, version 2 (little-endian). The file is a sequence of records,
 
     kind: u8 | payload length: u32 | CRC-32 of the payload: u32 | payload
 
@@ -8,7 +8,8 @@ of four kinds: a HEADER (JSON: version, block size, what the writer was told abo
 NAME (a text that later records refer to by its number: request ids and forced choices), a STEP,
 and an END (why the writer stopped). A STEP's payload is a fixed head followed by arrays over the
 bs requests: name number u32, context u32, verify length u8, accepted drafts u8, and, when the
-step drafted, the confidences as float32 [bs, D-1].
+step drafted, the confidences as float32 [bs, D-1]; last, in every-anchor recordings, the tokens
+u32 [bs, D].
 
 Each record is one unbuffered write, so a process that dies loses at most the record it was
 writing; the reader returns every whole record before the damage.
@@ -71,6 +72,7 @@ class TraceStep:
             was.
         tokens: int64 [bs, D], anchors and drafts (0 where none was computed); None unless the
             trace was recorded with them.
+        draft_block_size: D of the step's draft forward.
     """
 
     step: int
@@ -85,6 +87,7 @@ class TraceStep:
     accepted: IntArray
     confidence: Float32Array | None
     tokens: IntArray | None = None
+    draft_block_size: int = 0
 
     @property
     def bs(self) -> int:
@@ -176,7 +179,7 @@ def read_trace(path: Path | str) -> Trace:
 
 def _read_step(payload: bytes, block_size: int, names: Sequence[str]) -> TraceStep:
     head = STEP_HEAD.unpack_from(payload)
-    step, bs, speculate, has, forced, predicted_ms, measured_ms, *phases = head
+    step, bs, speculate, has, last_place, forced, predicted_ms, measured_ms, *phases = head
     at = STEP_HEAD.size
 
     def take(dtype: str, count: int) -> npt.NDArray[Any]:
@@ -201,6 +204,7 @@ def _read_step(payload: bytes, block_size: int, names: Sequence[str]) -> TraceSt
             if has & HAS_CONFIDENCE
             else None
         ),
+        draft_block_size=last_place + 1,
         tokens=(
             take("<u4", bs * block_size).reshape(bs, -1).astype(np.int64)
             if has & HAS_TOKENS

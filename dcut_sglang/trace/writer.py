@@ -90,6 +90,7 @@ class TraceWriter:
         measured_ms: float = float("nan"),
         phase_ms: Mapping[str, float] | None = None,
         forced: str = "",
+        draft_block_size: int | None = None,
     ) -> bool:
         """Append one step.
 
@@ -98,6 +99,7 @@ class TraceWriter:
             confidence: float [bs, D-1] on the host, or None.
             tokens: int [bs, D] on the host, anchors and drafts, or None.
             phase_ms: milliseconds of any of ``PHASES``.
+            draft_block_size: 2..D; D by default.
 
         Returns:
             whether it was written; False once the file is full or closed.
@@ -130,6 +132,7 @@ class TraceWriter:
                 bs,
                 mode == "speculate",
                 HAS_CONFIDENCE * (confidence is not None) | HAS_TOKENS * (tokens is not None),
+                (draft_block_size or self.block_size) - 1,
                 forced_number,
                 predicted_ms,
                 measured_ms,
