@@ -57,10 +57,19 @@ SEAMS = (
         (*_SELF, "batch", "on_publish", "grammar_barrier", "pp_proxy_tensors"),
     ),
     Seam(
+        "sglang.srt.speculative.dflash_worker_v2:DFlashWorkerV2._defer_target_verify_gather",
+        _SELF,
+    ),
+    Seam(
         "sglang.srt.speculative.spec_registry:CustomSpecAlgo.__init__",
         (*_SELF, "name", "factory", "supports_overlap", "validate_server_args"),
     ),
     # called
+    Seam("sglang.srt.layers.dp_attention:get_dp_tp_group", ()),
+    Seam(
+        "sglang.srt.speculative.spec_tp_sync:SpecTpSync.sync",
+        (*_SELF, "site", "values"),
+    ),
     Seam(
         "sglang.srt.speculative.dflash_worker_v2:"
         "DFlashWorkerV2._append_target_hidden_to_draft_kv_by_loc",

@@ -23,6 +23,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from dcut_sglang.host.metrics import StepTimer
+from dcut_sglang.host.ranks import Ranks
 from dcut_sglang.host.window import BlockWindow, select_requests
 
 # Rows of logits computed at a time: bounds memory at large batches. On a CPU, the GEMM of 64
@@ -69,8 +70,14 @@ def draft_blocks(
     hidden = _draft_forward(worker, batch, window)
     hidden = hidden.view(num_drafted, depth + 1, -1)[:, 1:].reshape(num_drafted * depth, -1)
     head = unwrap_lora_layer(worker.target_worker.model_runner.model.lm_head)
-    num_org = head.shard_indices.num_org_elements if hasattr(head, "shard_indices") else None
-    drafts, probability = greedy_with_confidence(hidden, head.weight[:num_org], timer)
+    shard = getattr(head, "shard_indices", None)
+    drafts, probability = greedy_with_confidence(
+        hidden,
+        head.weight[: shard.num_org_elements if shard is not None else None],
+        timer,
+        ranks=worker.ranks,
+        first_token=shard.org_vocab_start_index if shard is not None else 0,
+    )
     on_device = places.to(tokens.device)
     tokens[on_device, 1:] = drafts.view(num_drafted, depth)
     confidence[on_device] = probability.view(num_drafted, depth)
@@ -78,7 +85,12 @@ def draft_blocks(
 
 
 def greedy_with_confidence(
-    hidden: torch.Tensor, head_weight: torch.Tensor, timer: StepTimer
+    hidden: torch.Tensor,
+    head_weight: torch.Tensor,
+    timer: StepTimer,
+    *,
+    ranks: Ranks,
+    first_token: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Most likely token of each row, and its softmax probability.
 
@@ -87,21 +99,25 @@ def greedy_with_confidence(
 
     Args:
         hidden: [rows, hidden], draft hidden states.
-        head_weight: [vocab, hidden], the target's head.
+        head_weight: [shard of the vocabulary, hidden], this rank's part of the target's head.
         timer: receives the confidence's share of the time, as a phase of its own.
+        ranks: hold the other shards.
+        first_token: token id of the shard's first row.
 
     Returns:
         int64 [rows] and float32 [rows]. No host sync.
     """
-    tokens, confidence = [], []
+    tops, tokens, totals = [], [], []
     for chunk in hidden.to(head_weight.dtype).split(_HEAD_CHUNK_ROWS):
         logits = torch.matmul(chunk, head_weight.t()).float()
         top, token = logits.max(dim=-1)
-        tokens.append(token)
+        tops.append(top)
+        tokens.append(token + first_token)
         with timer.apart("confidence"):
             log_ratio = logits.sub_(top[:, None]).clamp_(min=_MIN_LOG_RATIO)
-            confidence.append(log_ratio.exp_().sum(dim=-1).reciprocal())
-    return torch.cat(tokens), torch.cat(confidence)
+            totals.append(log_ratio.exp_().sum(dim=-1))
+    token, total = ranks.best_of_shards(torch.cat(tops), torch.cat(tokens), torch.cat(totals))
+    return token, total.reciprocal()
 
 
 def _draft_forward(worker: Any, batch: Any, window: BlockWindow) -> torch.Tensor:

@@ -24,9 +24,10 @@ from dcut_sglang.cost import CostTable, CostTableError
 from dcut_sglang.host.device import step_clock
 from dcut_sglang.host.draft import DraftBlock, draft_blocks
 from dcut_sglang.host.metrics import StepTimer
+from dcut_sglang.host.ranks import lead
 from dcut_sglang.host.window import BlockWindow, open_window
 from dcut_sglang.machine import cpu_info
-from dcut_sglang.probe import ProbeReport, format_table, probe_costs
+from dcut_sglang.probe import ProbeReport, StepRunner, format_table, probe_costs
 from dcut_sglang.survival import keep_best, survival
 
 logger = logging.getLogger(__name__)
@@ -126,8 +127,21 @@ def load_or_probe(worker: Any, config: DCutConfig) -> tuple[CostTable, float]:
     Raises:
         CostTableError: the configured table cannot be read or was measured elsewhere.
         ProbeError: the probe failed.
+        RankError: on tensor-parallel ranks other than 0, either of these on rank 0.
     """
     fingerprint = make_fingerprint(worker, config)
+    steps = WorkerSteps(worker)
+    try:
+        return lead(
+            steps, worker.ranks, lambda led: _load_or_probe(led, worker.device, config, fingerprint)
+        )
+    finally:
+        steps.close()
+
+
+def _load_or_probe(
+    steps: StepRunner, device: Any, config: DCutConfig, fingerprint: dict[str, Any]
+) -> tuple[CostTable, float]:
     if config.cost_table is not None:
         table = CostTable.load(Path(config.cost_table).expanduser())
         table.require_fingerprint(fingerprint)
@@ -142,7 +156,7 @@ def load_or_probe(worker: Any, config: DCutConfig) -> tuple[CostTable, float]:
             return table, 0.0
         except CostTableError as error:
             logger.warning("DCUT: cached cost table not used, measuring again: %s", error)
-    report = _probe(worker, config, fingerprint)
+    report = _probe(steps, device, config, fingerprint)
     logger.info(
         "DCUT: measured step costs in %.1f s (%d steps), ms:\n%s",
         report.probe_s,
@@ -162,21 +176,19 @@ def load_or_probe(worker: Any, config: DCutConfig) -> tuple[CostTable, float]:
     return report.table, report.probe_s
 
 
-def _probe(worker: Any, config: DCutConfig, fingerprint: dict[str, Any]) -> ProbeReport:
-    steps = WorkerSteps(worker)
-    try:
-        return probe_costs(
-            steps,
-            block_size=worker.block_size,
-            max_bs=fingerprint["max_running_requests"],
-            contexts=fingerprint["contexts"],
-            budget_s=config.probe_budget_s,
-            fingerprint=fingerprint,
-            step_clock=lambda: step_clock(worker.device),
-            progress=lambda line: logger.info("DCUT cost probe: %s", line),
-        )
-    finally:
-        steps.close()
+def _probe(
+    steps: StepRunner, device: Any, config: DCutConfig, fingerprint: dict[str, Any]
+) -> ProbeReport:
+    return probe_costs(
+        steps,
+        block_size=fingerprint["block_size"],
+        max_bs=fingerprint["max_running_requests"],
+        contexts=fingerprint["contexts"],
+        budget_s=config.probe_budget_s,
+        fingerprint=fingerprint,
+        step_clock=lambda: step_clock(device),
+        progress=lambda line: logger.info("DCUT cost probe: %s", line),
+    )
 
 
 def make_fingerprint(worker: Any, config: DCutConfig) -> dict[str, Any]:
@@ -192,6 +204,7 @@ def make_fingerprint(worker: Any, config: DCutConfig) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": _device_name(worker.device),
         "threads": torch.get_num_threads(),
+        "ranks": worker.ranks.size,
         "dtype": str(runner.dtype),
         "attention_backend": type(runner.attn_backend).__name__,
         "target": _identity(runner.model_config),

@@ -13,6 +13,7 @@ from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
+from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
 from dcut_sglang import __version__
 from dcut_sglang.accept import Accepted, accept_greedy
@@ -25,6 +26,7 @@ from dcut_sglang.host.hooks import verify_hooks
 from dcut_sglang.host.logits import adjust_logits
 from dcut_sglang.host.metrics import StepMetrics, StepTimer
 from dcut_sglang.host.probe import load_or_probe
+from dcut_sglang.host.ranks import Ranks
 from dcut_sglang.host.tracing import open_trace, write_step
 from dcut_sglang.host.verify import TargetOutput, commit_hidden, verify
 from dcut_sglang.host.window import BlockWindow, open_window, pack
@@ -38,6 +40,7 @@ class DCutWorker(DFlashWorkerV2):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.ranks = Ranks()
         adapt_draft_model(self.draft_model, self.device)
         self.mask_token_id = int(self._mask_token_id)
         self.noise_embed_scale = self._noise_embed_scale
@@ -50,6 +53,10 @@ class DCutWorker(DFlashWorkerV2):
         self.trace: TraceWriter | None = None
         verify_hooks()
 
+    def _defer_target_verify_gather(self) -> None:
+        """Acceptance reads whole rows of logits; under TP, SGLang would hand out shards."""
+        return None
+
     def prewarm_sampling(self) -> Any:
         """The last thing SGLang calls before serving: measure what steps cost."""
         result = super().prewarm_sampling()
@@ -57,7 +64,8 @@ class DCutWorker(DFlashWorkerV2):
             cost, self.probe_s = load_or_probe(self, self.config)
         self.selector = Selector(cost, self.config)
         self.controller = Controller(self.selector, self.config.plain_margin)
-        self.trace = open_trace(self.config, self.block_size, dict(cost.fingerprint))
+        if self.ranks.decides:
+            self.trace = open_trace(self.config, self.block_size, dict(cost.fingerprint))
         self.metrics.reset()
         return result
 
@@ -83,13 +91,15 @@ class DCutWorker(DFlashWorkerV2):
         """Plan, draft, decide, verify, accept, commit."""
         timer = StepTimer(self.device)
         window = open_window(self, batch, self.block_size)
-        places = self.whom_to_draft_for(batch)
+        places = self.ranks.decided(lambda: self.whom_to_draft_for(batch))
         timer.mark("decide")
 
         drafts = draft_blocks(self, batch, window, places, timer)
         timer.mark("draft")
 
-        verify_lens, num_rows, decision = self.decide(batch, drafts, places)
+        verify_lens, num_rows, decision = self.ranks.lengths_decided(
+            lambda: self.decide(batch, drafts, places), window.bs, window.positions.device
+        )
         timer.mark("decide")
 
         target, accepted = self.verify_and_commit(
@@ -179,7 +189,9 @@ class DCutWorker(DFlashWorkerV2):
         logits = adjust_logits(target.logits, batch.sampling_info, rows.request)
         timer.mark("verify")
 
-        accepted = accept_greedy(drafts.tokens, argmax_rows(logits), rows.index, verify_lens)
+        predicted = argmax_rows(logits)
+        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, predicted)
+        accepted = accept_greedy(drafts.tokens, predicted, rows.index, verify_lens)
         if on_publish is not None:
             on_publish(window.prefix_lens + accepted.num_emitted)
         commit_hidden(self, window, rows, target.hidden)
