@@ -1,0 +1,49 @@
+"""The tiny pair's two servers, plain and DCUT, alike but for speculation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from dcut_sglang.bench.arms import PAIRS, speculative_args
+from dcut_sglang.bench.server import Server
+
+# Float32, so that equal means equal; a pool that leaves room for one long prompt beside a full
+# batch, in chunks; seeds.
+ARGS = (
+    *("--dtype", "float32", "--max-running-requests", "16", "--max-total-tokens", "8192"),
+    *("--chunked-prefill-size", "256"),
+    *("--attention-backend", "torch_varlen", "--enable-deterministic-inference"),
+)
+SETTINGS = {"probe_budget_s": 8, "cost_cache_dir": ""}
+# SGLang counts its KV slots after every step and stops at a leak.
+STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+
+
+def tiny_server(algorithm: str | None, log: Path, args: Sequence[str] = ARGS) -> Server:
+    """A server of the tiny target, with DCUT or without (None); not started yet."""
+    pair = PAIRS["tiny"]
+    args = [*args]
+    if algorithm is not None:
+        args += [*speculative_args(algorithm, pair), "--dcut-config", json.dumps(SETTINGS)]
+    return Server(pair.target, args, log=log, env=STRICT)
+
+
+@contextmanager
+def tiny_pair(logs: Path, args: Sequence[str] = ARGS) -> Iterator[tuple[Server, Server]]:
+    """(DCUT, plain), started side by side and stopped afterwards."""
+    servers = (
+        tiny_server("DCUT", logs / "dcut.log", args),
+        tiny_server(None, logs / "plain.log", args),
+    )
+    try:
+        for server in servers:
+            server.launch()
+        for server in servers:
+            server.wait(timeout_s=600)
+        yield servers
+    finally:
+        for server in servers:
+            server.stop()
