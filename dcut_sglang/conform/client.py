@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,6 +138,24 @@ class Client:
             raise ConformError(f"{self.url}: {error}") from error
         if reply.status_code != 200 or reply.json() != [True]:
             raise ConformError(f"{self.url} rejected {dict(knobs)}: {_error_text(reply)}")
+
+    def abort(self, rid: str) -> None:
+        """Ask the server to stop a request, wherever it is."""
+        self.session.post(f"{self.url}/abort_request", json={"rid": rid}, timeout=60)
+
+    def free_slots(self, timeout_s: float = 60) -> dict[str, int]:
+        """Free KV and request slots of an idle DCUT server, its prefix cache flushed.
+
+        Raises:
+            ConformError: the server is still busy after ``timeout_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self.session.post(f"{self.url}/flush_cache", timeout=60).status_code != 200:
+            if time.monotonic() > deadline:
+                raise ConformError(f"{self.url} is still busy {timeout_s:.0f} s after the last one")
+            time.sleep(0.2)
+        state = self.dcut()
+        return {name: state[name] for name in ("kv_slots_free", "request_slots_free")}
 
     def _get(self, path: str) -> dict[str, Any]:
         try:

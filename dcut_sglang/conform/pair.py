@@ -17,6 +17,13 @@ ARGS = (
     *("--chunked-prefill-size", "256"),
     *("--attention-backend", "torch_varlen", "--enable-deterministic-inference"),
 )
+# A pool that a full batch outgrows, so that requests are retracted and resumed.
+SMALL_ARGS = (
+    *("--dtype", "float32", "--max-running-requests", "64", "--max-total-tokens", "3072"),
+    *("--chunked-prefill-size", "256", "--schedule-conservativeness", "0.01"),
+    *("--enable-priority-scheduling",),
+    *("--attention-backend", "torch_varlen", "--enable-deterministic-inference"),
+)
 SETTINGS = {"probe_budget_s": 8, "cost_cache_dir": ""}
 # SGLang counts its KV slots after every step and stops at a leak.
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
