@@ -11,14 +11,20 @@ from pathlib import Path
 from dcut_sglang.bench.arms import PAIRS, speculative_args
 from dcut_sglang.bench.server import Server
 
+# Seeds are honoured only so. Without speculation and with overlap, SGLang's penalties lag a token
+# behind, so the plain server runs without.
+SEEDS = ("--enable-deterministic-inference",)
+SYNCHRONOUS = ("--disable-overlap-schedule",)
 # Float32, so that equal means equal; a pool that leaves room for one long prompt beside a full
-# batch, in chunks; seeds.
+# batch, in chunks.
 ARGS = (
+    *SEEDS,
     *("--dtype", "float32", "--max-running-requests", "16", "--max-total-tokens", "8192"),
     *("--chunked-prefill-size", "256"),
 )
 # A pool that a full batch outgrows, so that requests are retracted and resumed.
 SMALL_ARGS = (
+    *SEEDS,
     *("--dtype", "float32", "--max-running-requests", "64", "--max-total-tokens", "3072"),
     *("--chunked-prefill-size", "256", "--schedule-conservativeness", "0.01"),
     *("--enable-priority-scheduling",),
@@ -52,7 +58,7 @@ def tiny_pair(
     """(DCUT, plain), started side by side and stopped afterwards."""
     servers = (
         tiny_server("DCUT", logs / "dcut.log", args, drafter),
-        tiny_server(None, logs / "plain.log", args),
+        tiny_server(None, logs / "plain.log", (*args, *SYNCHRONOUS)),
     )
     try:
         for server in servers:

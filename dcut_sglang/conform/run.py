@@ -97,14 +97,27 @@ def run_conformance(
 
 
 def _check_servers(dcut: Client, plain: Client, show: Callable[[str], None]) -> None:
-    state = dcut.dcut()
-    if "dcut" in (plain.server_info().get("internal_states") or [{}])[0]:
+    state, info = dcut.dcut(), plain.server_info()
+    if "dcut" in (info.get("internal_states") or [{}])[0]:
         raise ConformError(
             f"{plain.url} runs DCUT too: --against needs a server without speculation, or DCUT "
             "would be compared with itself"
         )
     show(f"{dcut.url}: DCUT {state['version']}, D = {state['block_size']}, {dcut.model()}")
     show(f"{plain.url}: {plain.model()}")
+    if info.get("speculative_algorithm"):
+        show(f"note: {plain.url} runs {info['speculative_algorithm']}, which may err itself")
+    if not info.get("disable_overlap_schedule"):
+        show(
+            "note: SGLang's penalties lag a token behind without speculation and with overlap: "
+            "start the plain server with --disable-overlap-schedule"
+        )
+    for client, its in ((dcut, dcut.server_info()), (plain, info)):
+        if not its.get("enable_deterministic_inference"):
+            show(
+                f"note: {client.url} does not honour seeds, so that sampled cases cannot be "
+                "equal: start it with --enable-deterministic-inference"
+            )
 
 
 class _Runner:

@@ -103,6 +103,16 @@ SEAMS = (
         "sglang.srt.mem_cache.kv_loc_plan:KVLocPlan.write_ids",
         (*_SELF, "reader", "kind", "cols"),
     ),
+    Seam(
+        "sglang.srt.speculative.spec_utils:build_grammar_vocab_mask",
+        ("reqs", "tree", "sampling_info", "device", "barrier"),
+    ),
+    Seam("sglang.srt.speculative.spec_utils:GrammarTree.from_linear_chain", ("verify_ids_2d",)),
+    # called and hooked
+    Seam(
+        "sglang.srt.layers.sampler:Sampler._sample_from_probs",
+        (*_SELF, "probs", "sampling_info", "positions", "simple_sampling_case"),
+    ),
     # hooked
     Seam("sglang.srt.server_args:ServerArgs.add_cli_args", ("parser",)),
     Seam("sglang.srt.server_args:ServerArgs.from_cli_args", ("args",)),
@@ -134,6 +144,7 @@ SEAMS = (
         "sglang.srt.mem_cache.allocation:get_last_loc",
         ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor"),
     ),
+    Seam("sglang.srt.batch_invariant_ops:enable_batch_invariant_mode", ("enable_bmm",)),
 )
 
 

@@ -16,14 +16,14 @@ from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
 from dcut_sglang import __version__
-from dcut_sglang.accept import Accepted, accept_greedy
+from dcut_sglang.accept import Accepted, accept
 from dcut_sglang.controller import Controller
 from dcut_sglang.force import Forced
+from dcut_sglang.host.choice import Chooser
 from dcut_sglang.host.device import adapt_draft_model, argmax_rows
 from dcut_sglang.host.draft import DraftBlock, draft_blocks
 from dcut_sglang.host.flag import read_config
 from dcut_sglang.host.hooks import verify_hooks
-from dcut_sglang.host.logits import adjust_logits
 from dcut_sglang.host.metrics import StepMetrics, StepTimer
 from dcut_sglang.host.probe import load_or_probe
 from dcut_sglang.host.ranks import Ranks
@@ -49,6 +49,7 @@ class DCutWorker(DFlashWorkerV2):
         self.controller: Controller | None = None
         self.probe_s = 0.0
         self.forced: Forced | None = None
+        self.chooser = Chooser(self.model_runner.sampler)
         self.metrics = StepMetrics(self.block_size)
         self.trace: TraceWriter | None = None
         verify_hooks()
@@ -85,9 +86,11 @@ class DCutWorker(DFlashWorkerV2):
             raise RuntimeError(
                 f"a DCUT decode batch carries DFlashDraftInputV2, got {type(batch.spec_info)}"
             )
-        return self.decode_step(batch, on_publish)
+        return self.decode_step(batch, on_publish, grammar_barrier)
 
-    def decode_step(self, batch: Any, on_publish: Any) -> GenerationBatchResult:
+    def decode_step(
+        self, batch: Any, on_publish: Any, grammar_barrier: Any = None
+    ) -> GenerationBatchResult:
         """Plan, draft, decide, verify, accept, commit."""
         timer = StepTimer(self.device)
         window = open_window(self, batch, self.block_size)
@@ -103,7 +106,7 @@ class DCutWorker(DFlashWorkerV2):
         timer.mark("decide")
 
         target, accepted = self.verify_and_commit(
-            batch, window, drafts, verify_lens, num_rows, on_publish, timer
+            batch, window, drafts, verify_lens, num_rows, on_publish, timer, grammar_barrier
         )
         timer.stop()
         self.metrics.add(
@@ -129,6 +132,9 @@ class DCutWorker(DFlashWorkerV2):
                 forced=self.forced.describe() if self.forced is not None else "",
             )
         return self._result(window, verify_lens, target, accepted)
+
+    def _validate_phase1_sampling_support(self, batch: Any) -> None:
+        """The parent warns that it verifies greedily at any temperature; DCUT does not."""
 
     def whom_to_draft_for(self, batch: Any) -> torch.Tensor:
         """Places in the batch, int64 [n] on the host: everyone, nobody, or a few to look again."""
@@ -181,20 +187,27 @@ class DCutWorker(DFlashWorkerV2):
         num_rows: int,
         on_publish: Any = None,
         timer: StepTimer | None = None,
+        grammar_barrier: Any = None,
     ) -> tuple[TargetOutput, Accepted]:
         """What a step costs once its lengths are chosen; the probe times this very function."""
         timer = timer or StepTimer(self.device)
         rows = pack(window, verify_lens, num_rows)
+        choice = self.chooser.begin(batch, window, drafts.tokens, verify_lens, rows)
         target = verify(self, batch, window, drafts, rows)
-        logits = adjust_logits(target.logits, batch.sampling_info, rows.request)
+        if choice is None:
+            chosen, site = argmax_rows(target.logits), SpecTpSyncSite.DFLASH_ACCEPT_GREEDY
+        else:
+            chosen = choice.choose(target.logits, grammar_barrier)
+            site = SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE
+        self._tp_sync.sync(site, chosen)
         timer.mark("verify")
 
-        predicted = argmax_rows(logits)
-        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, predicted)
-        accepted = accept_greedy(drafts.tokens, predicted, rows.index, verify_lens)
+        accepted = accept(drafts.tokens, chosen, rows.index, verify_lens)
         if on_publish is not None:
             on_publish(window.prefix_lens + accepted.num_emitted)
         commit_hidden(self, window, rows, target.hidden)
+        if choice is not None:
+            choice.commit(accepted, target.result.logits_output)
         timer.mark("commit")
         return target, accepted
 
