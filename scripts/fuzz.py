@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dcut_sglang.conform.client import Client
 from dcut_sglang.conform.fuzz import Fuzzer, draw_requests
-from dcut_sglang.conform.pair import SMALL_ARGS, tiny_pair
+from dcut_sglang.conform.pair import SMALL_ARGS, stop_on_sigterm, tiny_pair
 
 LOGS = Path(__file__).resolve().parents[1] / ".cache" / "fuzz"
 
@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--round", type=int, default=100, help="requests between two checks")
     parser.add_argument("--page-size", type=int, default=1)
     args = parser.parse_args()
+    stop_on_sigterm()
 
     print(f"seed {args.seed}", flush=True)
     totals: Counter[str] = Counter()

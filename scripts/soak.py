@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dcut_sglang.conform.client import Answer, Client
 from dcut_sglang.conform.fuzz import FuzzRequest, broken_invariants, draw_requests
-from dcut_sglang.conform.pair import SMALL_ARGS, tiny_server
+from dcut_sglang.conform.pair import SMALL_ARGS, stop_on_sigterm, tiny_server
 
 LOGS = Path(__file__).resolve().parents[1] / ".cache" / "soak"
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64, 32, 16, 8, 4, 2, 1)
@@ -61,6 +61,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
+    stop_on_sigterm()
 
     cycles = max(3, round(args.minutes * 60 / CYCLE_S))
     memory_mb: list[float] = []

@@ -35,7 +35,7 @@ def all_cases() -> tuple[Case, ...]:
         for name, own in named.items():
             body = {**shared, **own}
             body["sampling_params"] = {
-                **{"temperature": 0, "max_new_tokens": 32},
+                **{"temperature": 0, "max_new_tokens": 24},
                 **shared.get("sampling_params", {}),
                 **own.get("sampling_params", {}),
             }
@@ -45,6 +45,6 @@ def all_cases() -> tuple[Case, ...]:
             cases.append(Case(f"{group}: {name}", "/generate", body))
     for group, (route, shared, named) in OPENAI.items():
         for name, own in named.items():
-            body = {"temperature": 0, "max_tokens": 32, **shared, **own}
+            body = {"temperature": 0, "max_tokens": 24, **shared, **own}
             cases.append(Case(f"{group}: {name}", route, body))
     return tuple(cases)

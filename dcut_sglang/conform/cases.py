@@ -60,7 +60,7 @@ def _params(**params: Any) -> dict[str, Any]:
 
 
 # Group -> (fields that all its cases share, {case: fields}). Shared by all of /generate:
-# temperature 0, max_new_tokens 32.
+# temperature 0, max_new_tokens 24.
 GENERATE: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
     "greedy": ({}, {name: {"prompt": name} for name in ROTATION}),
     "sampling": (
@@ -132,7 +132,7 @@ GENERATE: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
         },
     ),
     "grammar": (
-        _params(max_new_tokens=48),
+        _params(max_new_tokens=40),
         {
             "json schema": _params(json_schema=_SCHEMA),
             "json schema, sampled": _params(json_schema=_SCHEMA, temperature=0.8, sampling_seed=15),
@@ -281,7 +281,7 @@ _FORMAT = {
     "type": "json_schema",
     "json_schema": {"name": "person", "schema": json.loads(_SCHEMA)},
 }
-# Shared by all: temperature 0, max_tokens 32.
+# Shared by all: temperature 0, max_tokens 24.
 OPENAI: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
     "openai completions": (
         "/v1/completions",

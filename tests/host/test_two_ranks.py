@@ -6,12 +6,15 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import (
     BLOCK_SIZE,
     COMMON_ARGS,
+    SEEDS,
     SETTINGS,
     SPECULATE,
     STRICT,
@@ -52,7 +55,8 @@ def two_ranks(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "PYTHONPATH": os.pathsep.join([str(FAULTS), str(metadata.parent), path]),
     }
     trace = {**SETTINGS, "trace_path": str(logs / "two_ranks.trace")}
-    args = (*COMMON_ARGS, *SPECULATE, "--tp-size", "2", "--dcut-config", json.dumps(trace))
+    args = (*COMMON_ARGS, *SPECULATE, *SEEDS, "--tp-size", "2")
+    args += ("--dcut-config", json.dumps(trace))
     with Server(TARGET, args, log=logs / "two_ranks.log", env=env) as server:
         yield server
 
@@ -76,6 +80,27 @@ def test_ids_equal_one_rank(
         elapsed_s = time.monotonic() - start
         print(f"{name}: {elapsed_s:.1f} s")
         assert elapsed_s < 30, f"{name}: the ranks wait for each other"
+
+
+def test_drawn_tokens_are_the_same_on_both(two_ranks: Server, plain: Server) -> None:
+    """Seeded requests equal one rank's; unseeded ones are rank 0's draws, and nobody hangs."""
+    two_ranks.set_state(**CHOICES["random"])
+    shared = {"max_new_tokens": 24, "frequency_penalty": 0.3, "temperature": 0.9}
+    own: list[dict[str, Any]] = [
+        {"sampling_seed": 1},
+        {"sampling_seed": 2, "top_p": 0.8},
+        {"sampling_seed": 3, "regex": "[a-z ]{5,40}"},
+        {"temperature": 0, "json_schema": '{"type": "object"}'},
+    ]
+    bodies = [
+        {"text": prompts()[i], "sampling_params": {**shared, **params}}
+        for i, params in enumerate([*own, {}, {}])
+    ]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        found = [a.json() for a in pool.map(lambda body: two_ranks.generate(**body), bodies)]
+    expected = [plain.generate(**body).json() for body in bodies[: len(own)]]
+    assert ids_of(found)[: len(own)] == ids_of(expected)
+    assert all(1 <= len(answer["output_ids"]) <= 24 for answer in found)
 
 
 def test_one_table_for_both(two_ranks: Server) -> None:
