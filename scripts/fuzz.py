@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from dcut_sglang.conform.client import Client
-from dcut_sglang.conform.fuzz import Fuzzer, draw_requests
+from dcut_sglang.conform.fuzz import COUNTED, Fuzzer, draw_requests
 from dcut_sglang.conform.pair import SMALL_ARGS, stop_on_sigterm, tiny_pair
 
 LOGS = Path(__file__).resolve().parents[1] / ".cache" / "fuzz"
@@ -35,7 +35,7 @@ def main() -> int:
             requests = draw_requests(seed, min(args.round, args.requests - begin))
             start = time.monotonic()
             result = fuzzer.run(requests, seed)
-            for name in ("equal", "aborted", "refused", "ties"):
+            for name in COUNTED:
                 totals[name] += getattr(result, name)
             elapsed_s = time.monotonic() - start
             print(f"{begin + len(requests)} requests, {elapsed_s:.0f} s: {dict(totals)}")

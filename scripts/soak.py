@@ -16,8 +16,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dcut_sglang.conform.client import Answer, Client
-from dcut_sglang.conform.fuzz import FuzzRequest, broken_invariants, draw_requests
+from dcut_sglang.conform.client import Client
+from dcut_sglang.conform.fuzz import broken_invariants, draw_requests, send
 from dcut_sglang.conform.pair import SMALL_ARGS, stop_on_sigterm, tiny_server
 
 LOGS = Path(__file__).resolve().parents[1] / ".cache" / "soak"
@@ -35,18 +35,12 @@ def load(client: Client, concurrency: int, seconds: float, seed: int) -> int:
     requests = iter(draw_requests(seed, 4000, longest=64))
     lock, deadline = threading.Lock(), time.monotonic() + seconds
 
-    def send(request: FuzzRequest) -> Answer:
-        if request.aborted_after_s is not None:
-            rid = request.case.body["rid"]
-            threading.Timer(request.aborted_after_s, client.abort, [rid]).start()
-        return client.send(request.case)
-
     def work() -> int:
         done = 0
         while time.monotonic() < deadline:
             with lock:
                 request = next(requests)
-            answer = send(request)
+            answer = send(client, request)
             if answer.status != 200 and answer.status != 400 and "abort" not in answer.message:
                 raise RuntimeError(f"{request.case.name}: {answer.status} {answer.message}")
             done += 1

@@ -114,6 +114,23 @@ def draw_requests(seed: int, count: int, longest: int = 96) -> list[FuzzRequest]
     return drawn
 
 
+def send(client: Client, request: FuzzRequest) -> Answer:
+    """Send a request and, at its time, its abort.
+
+    Raises:
+        ConformError: no answer.
+    """
+    if request.aborted_after_s is None:
+        return client.send(request.case)
+    timer = threading.Timer(request.aborted_after_s, client.abort, [request.case.body["rid"]])
+    timer.daemon = True
+    timer.start()
+    try:
+        return client.send(request.case)
+    finally:
+        timer.cancel()
+
+
 @dataclass(frozen=True)
 class FuzzResult:
     """What a run found.
@@ -124,6 +141,7 @@ class FuzzResult:
         aborted: requests that were cut off, with the right beginning.
         refused: requests that DCUT answered with 400 and plain decoding served.
         ties: differences at a numerical tie.
+        invalid: requests that both servers refuse.
     """
 
     failures: tuple[str, ...]
@@ -131,6 +149,10 @@ class FuzzResult:
     aborted: int = 0
     refused: int = 0
     ties: int = 0
+    invalid: int = 0
+
+
+COUNTED = ("equal", "aborted", "refused", "ties", "invalid")
 
 
 class Fuzzer:
@@ -161,11 +183,8 @@ class Fuzzer:
 
         def fate(request: FuzzRequest) -> Answer | ConformError:
             time.sleep(max(0.0, start + request.arrives_s - time.monotonic()))
-            if request.aborted_after_s is not None:
-                rid = request.case.body["rid"]
-                threading.Timer(request.aborted_after_s, self.dcut.abort, [rid]).start()
             try:
-                return self.dcut.send(request.case)
+                return send(self.dcut, request)
             except ConformError as error:
                 return error
 
@@ -176,7 +195,7 @@ class Fuzzer:
 
         failures = [] if before == after else [f"free slots were {before} and are {after}"]
         failures += [f"counters: {line}" for line in broken_invariants(counters)]
-        counts = dict.fromkeys(("equal", "aborted", "refused", "ties"), 0)
+        counts = dict.fromkeys(COUNTED, 0)
         for request, answer in zip(requests, answers, strict=True):
             verdict = self._verdict(request, answer)
             if verdict in counts:
@@ -186,7 +205,7 @@ class Fuzzer:
         return FuzzResult(tuple(failures), **counts)
 
     def _verdict(self, request: FuzzRequest, answer: Answer | ConformError) -> str:
-        """ "equal", "ties", "aborted", "refused", or a sentence that says what is wrong."""
+        """One of ``COUNTED``, or a sentence that says what is wrong."""
         if isinstance(answer, ConformError):
             return str(answer)
         expected = self._expected[request.case.name]
@@ -196,7 +215,7 @@ class Fuzzer:
             return "refused"
         difference = compare(expected, answer, self.tolerances.logprob)
         if difference is None:
-            return "equal"
+            return "equal" if expected.status == 200 else "invalid"
         difference = with_margin(difference, request.case, self.plain)
         if difference.margin is not None and difference.margin <= self.tolerances.tie_margin:
             return "ties"
