@@ -66,7 +66,7 @@ def dcut(logs: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def dcut_paged(logs: Path) -> Iterator[Server]:
-    """DCUT with everything the other way: synchronous, no radix cache, pages of 16, seeds, traced."""
+    """DCUT the other way: synchronous, no radix cache, pages of 16, with seeds, traced."""
     settings = {**SETTINGS, "trace_path": str(logs / "steps.trace"), "trace_max_mb": 32}
     args = (
         *COMMON_ARGS,
