@@ -11,7 +11,8 @@ the same for every feature.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from sglang.srt.utils.async_probe import sanitize_nan_logits
 from dcut_sglang.accept import Accepted
 from dcut_sglang.host.grammar import StepGrammar
 from dcut_sglang.host.logprobs import fill_logprobs
-from dcut_sglang.host.penalties import EmittedCounts, StepPenalties, penalties_asked
+from dcut_sglang.host.penalties import EmittedCounts, StepPenalties, penalties_asked, prefill_info
 from dcut_sglang.host.processors import ProcessorMemory, StepProcessors
 from dcut_sglang.host.row_table import RowTable
 from dcut_sglang.host.sampling import choose_tokens
@@ -38,6 +39,20 @@ class Chooser:
         self.sampler = sampler
         self.emitted = EmittedCounts()
         self.memory = ProcessorMemory()
+
+    @contextmanager
+    def prefill(self, batch: Any) -> Iterator[None]:
+        """A prefill draws a token itself, behind what retracted requests had emitted before."""
+        info = batch.sampling_info
+        if info is not None and info.has_custom_logit_processor:
+            for req in batch.reqs:
+                self.memory.settle(req)
+        if info is not None and penalties_asked(info) and any(r.output_ids for r in batch.reqs):
+            batch.sampling_info = prefill_info(batch, self.emitted)
+        try:
+            yield
+        finally:
+            batch.sampling_info = info
 
     def begin(
         self,

@@ -7,6 +7,7 @@ on the device, and never wait for the host.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -78,6 +79,38 @@ class EmittedCounts:
             mask[[i for i in ids if i < vocab_size]] = True
             self._stops[req] = mask.to(device)
         return self._stops[req]
+
+
+def prefill_info(batch: Any, emitted: EmittedCounts) -> Any:
+    """The sampling record of a prefill whose requests have emitted before they were retracted.
+
+    SGLang begins to count anew there, for penalties and minimum lengths alike; the token that
+    such a prefill draws must see all that was emitted.
+    """
+    info, reqs, device = batch.sampling_info, batch.reqs, batch.device
+    params = [req.sampling_params for req in reqs]
+    counts = torch.stack(
+        [
+            torch.bincount(
+                torch.tensor(list(req.output_ids), dtype=torch.int64), minlength=info.vocab_size
+            ).float()
+            for req in reqs
+        ]
+    ).to(device)
+    frequency, presence, repetition = (
+        torch.tensor([[getattr(p, name)] for p in params], device=device)
+        for name in ("frequency_penalty", "presence_penalty", "repetition_penalty")
+    )
+    additive = -frequency * counts - presence * (counts > 0)
+    for row, req in enumerate(reqs):
+        if len(req.output_ids) < req.sampling_params.min_new_tokens:
+            additive[row, emitted.stops(req, info.vocab_size, counts.device)] = float("-inf")
+    return dataclasses.replace(
+        info,
+        penalizer_orchestrator=None,
+        acc_additive_penalties=additive,
+        acc_scaling_penalties=torch.where(counts > 0, repetition, 1.0),
+    )
 
 
 class StepPenalties:

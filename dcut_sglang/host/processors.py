@@ -37,8 +37,12 @@ class RequestAtRow:
 
 @dataclass
 class _LastStep:
-    """What a request's last step left behind, on the device until the next step asks."""
+    """What a request's last step left behind, on the device until the next step asks.
 
+    ``num_before`` tokens had been emitted before it, the anchor included.
+    """
+
+    num_before: int
     out_tokens: torch.Tensor
     num_emitted: torch.Tensor
     notes: list[Params | None]
@@ -52,6 +56,8 @@ class ProcessorMemory:
 
     def __init__(self) -> None:
         self._last: WeakKeyDictionary[Any, _LastStep] = WeakKeyDictionary()
+        # Tokens emitted before a request's last prefill, and its notes then.
+        self._prefilled: WeakKeyDictionary[Any, tuple[int, Params]] = WeakKeyDictionary()
 
     def begin(self, req: Any, prefix_len: int, anchor: int) -> array[int]:
         """The request's output ids up to its anchor; settles the notes of its last step."""
@@ -66,6 +72,24 @@ class ProcessorMemory:
         tail = [*tail[:-1], anchor]
         known = list(req.output_ids[: num_emitted - missing])
         return array("q", known + tail[len(tail) - missing :])
+
+    def settle(self, req: Any) -> None:
+        """Settle the notes of a request before a prefill, which calls its processor itself.
+
+        After a retraction, the request's last step counts only if the scheduler has kept that
+        step's tokens; so does an earlier prefill.
+        """
+        params, num_kept = req.sampling_params.custom_params, len(req.output_ids)
+        last = self._last.pop(req, None)
+        if last is not None:
+            count = int(last.num_emitted)
+            if num_kept >= last.num_before + count:
+                _replace(params, last.notes[count - 1])
+        num_before, notes = self._prefilled.get(req, (-1, None))
+        if num_kept == num_before:
+            _replace(params, notes)
+        if isinstance(params, dict):
+            self._prefilled[req] = (num_kept, _without_request(params))
 
     def keep(self, req: Any, last: _LastStep) -> None:
         self._last[req] = last
@@ -110,7 +134,7 @@ class StepProcessors:
         before = self._notes[place][depth - 1] if depth else req.sampling_params.custom_params
         if not isinstance(before, dict):
             return before
-        params = {k: copy.deepcopy(v) for k, v in before.items() if k != _REQ}
+        params = _without_request(before)
         if _REQ in before:
             output_ids = self._emitted[place] + array("q", self._blocks[place][1 : depth + 1])
             params[_REQ] = RequestAtRow(req, output_ids)
@@ -119,8 +143,17 @@ class StepProcessors:
     def commit(self, accepted: Accepted) -> None:
         """Remember the step. No host sync."""
         for i in self._places:
-            last = _LastStep(accepted.out_tokens[i], accepted.num_emitted[i], self._notes[i])
+            last = _LastStep(
+                len(self._emitted[i]),
+                accepted.out_tokens[i],
+                accepted.num_emitted[i],
+                self._notes[i],
+            )
             self._memory.keep(self._batch.reqs[i], last)
+
+
+def _without_request(params: Params) -> Params:
+    return {k: copy.deepcopy(v) for k, v in params.items() if k != _REQ}
 
 
 def _replace(params: Params | None, notes: Params | None) -> None:

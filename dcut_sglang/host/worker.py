@@ -79,9 +79,10 @@ class DCutWorker(DFlashWorkerV2):
     ) -> GenerationBatchResult:
         mode = batch.forward_mode
         if mode.is_extend() or batch.is_extend_in_batch or mode.is_idle():
-            return super().forward_batch_generation(
-                batch, on_publish, grammar_barrier, pp_proxy_tensors
-            )
+            with self.chooser.prefill(batch):
+                return super().forward_batch_generation(
+                    batch, on_publish, grammar_barrier, pp_proxy_tensors
+                )
         if not isinstance(batch.spec_info, DFlashDraftInputV2):
             raise RuntimeError(
                 f"a DCUT decode batch carries DFlashDraftInputV2, got {type(batch.spec_info)}"

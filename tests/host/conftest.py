@@ -79,6 +79,15 @@ def dcut_paged(logs: Path) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def dcut_retracting(logs: Path) -> Iterator[Server]:
+    """DCUT with overlap and seeds, retracting a request at every third step."""
+    args = (*COMMON_ARGS, *SPECULATE, *SEEDS, "--dcut-config", json.dumps(SETTINGS))
+    env = {**STRICT, "SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "3"}
+    with Server(TARGET, args, log=logs / "dcut_retracting.log", env=env) as server:
+        yield server
+
+
 @pytest.fixture(params=["dcut", "dcut_paged"], scope="session")
 def each_dcut(request: pytest.FixtureRequest) -> Server:
     """Both DCUT servers, one after the other."""
