@@ -187,12 +187,14 @@ def _events(reply: requests.Response) -> Iterator[dict[str, Any]]:
 
 
 def _output(item: dict[str, Any]) -> Output:
+    # A request that was aborted before it began has no counts.
     meta = item["meta_info"]
+    names = ("prompt_tokens", "completion_tokens")
     return Output(
         ids=item.get("output_ids"),
-        text=item["text"],
+        text=item.get("text") or "",
         finish=meta["finish_reason"],
-        counts={name: meta[name] for name in ("prompt_tokens", "completion_tokens")},
+        counts={name: meta[name] for name in names if name in meta},
         logprobs={name: _positions(meta[name]) for name in _LOGPROB_FIELDS if meta.get(name)},
     )
 
