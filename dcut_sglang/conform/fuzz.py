@@ -21,14 +21,15 @@ from dcut_sglang.conform.client import Answer, Client, ConformError
 from dcut_sglang.conform.compare import compare, with_margin
 from dcut_sglang.conform.run import Tolerances
 
-# Feature -> (probability, sampling parameters from a random generator).
+# Feature -> (probability, sampling parameters from a random generator). No top_k 1: the temperature
+# moves its log-probabilities in a batch with sampled requests, and only there.
 _FEATURES: dict[str, tuple[float, Callable[[random.Random], dict[str, Any]]]] = {
     "sampled": (
         0.4,
         lambda r: {"temperature": r.choice([0.5, 0.8, 1.2]), "sampling_seed": r.randrange(1 << 20)},
     ),
     "top_p": (0.15, lambda r: {"top_p": r.choice([0.5, 0.9])}),
-    "top_k": (0.15, lambda r: {"top_k": r.choice([1, 5, 40])}),
+    "top_k": (0.15, lambda r: {"top_k": r.choice([2, 5, 40])}),
     "frequency_penalty": (0.1, lambda r: {"frequency_penalty": r.choice([-0.3, 0.4, 1.5])}),
     "presence_penalty": (0.1, lambda r: {"presence_penalty": r.choice([-0.3, 0.8])}),
     "repetition_penalty": (0.1, lambda r: {"repetition_penalty": r.choice([0.9, 1.15, 1.6])}),
