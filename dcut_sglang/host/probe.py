@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 from array import array
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from dcut_sglang.cost import CostTable, CostTableError
 from dcut_sglang.host.device import step_clock
 from dcut_sglang.host.draft import DraftBlock, draft_blocks
 from dcut_sglang.host.metrics import StepTimer
-from dcut_sglang.host.ranks import lead
 from dcut_sglang.host.window import BlockWindow, open_window
 from dcut_sglang.machine import cpu_info
 from dcut_sglang.probe import ProbeReport, StepRunner, format_table, probe_costs
@@ -111,6 +111,22 @@ class WorkerSteps:
         self._batch = None
 
 
+class LedSteps:
+    """``StepRunner`` whose steps all ranks run: the probe's course depends on rank 0's clock."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+
+    def open(self, bs: int, context: int) -> None:
+        self._run("open", bs, context)
+
+    def draft(self) -> None:
+        self._run("draft")
+
+    def verify(self, num_rows: int) -> int:
+        return self._run("verify", num_rows)
+
+
 def _request(index: int) -> Req:
     """A request that no scheduler knows; the forward reads a few of its fields."""
     return Req(
@@ -132,8 +148,9 @@ def load_or_probe(worker: Any, config: DCutConfig) -> tuple[CostTable, float]:
     fingerprint = make_fingerprint(worker, config)
     steps = WorkerSteps(worker)
     try:
-        return lead(
-            steps, worker.ranks, lambda led: _load_or_probe(led, worker.device, config, fingerprint)
+        return worker.ranks.led(
+            lambda name, *args: getattr(steps, name)(*args),
+            lambda run: _load_or_probe(LedSteps(run), worker.device, config, fingerprint),
         )
     finally:
         steps.close()

@@ -8,13 +8,10 @@ sums, so ranks must not choose for themselves: rank 0 chooses, also for the cost
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from sglang.srt.layers.dp_attention import get_dp_tp_group
-
-from dcut_sglang.probe import StepRunner
 
 T = TypeVar("T")
 
@@ -59,6 +56,40 @@ class Ranks:
         self.group.broadcast(verify_lens)
         return verify_lens, num_rows, reasons
 
+    def led(self, call: Callable[..., Any], work: Callable[[Callable[..., Any]], T]) -> T:
+        """``work(call)`` on rank 0, while the others repeat its every call of ``call``.
+
+        For work whose course only rank 0 can know (the clock, the confidences), made of calls
+        that have collectives inside. Arguments and the result travel pickled; what ``call``
+        returns does not.
+
+        Raises:
+            RankError: on the other ranks, when ``work`` raised on rank 0 (there, the error
+                itself).
+        """
+        if self.size == 1:
+            return work(call)
+        if not self.decides:
+            while True:
+                kind, content = self.group.broadcast_object()
+                if kind == "result":
+                    return content
+                if kind == "error":
+                    raise RankError(f"tensor-parallel rank 0 stopped: {content}")
+                call(*content)
+
+        def announced(*args: Any) -> Any:
+            self.group.broadcast_object(("call", args))
+            return call(*args)
+
+        try:
+            result = work(announced)
+        except BaseException as error:
+            self.group.broadcast_object(("error", f"{type(error).__name__}: {error}"))
+            raise
+        self.group.broadcast_object(("result", result))
+        return result
+
     def best_of_shards(
         self, top: torch.Tensor, token: torch.Tensor, total: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,56 +117,3 @@ class Ranks:
         best, rank = tops.max(dim=0)
         token = tokens.gather(0, rank[None])[0].to(torch.int64)
         return token, (totals * torch.exp(tops - best)).sum(dim=0)
-
-
-@dataclass
-class LedSteps:
-    """``StepRunner`` of rank 0 that has the other ranks run each step with it.
-
-    The probe's course depends on the clock, so only rank 0 can run it; the steps have
-    collectives inside, so every rank must run them.
-    """
-
-    steps: StepRunner
-    ranks: Ranks
-
-    def open(self, bs: int, context: int) -> None:
-        self._tell("open", bs, context)
-        self.steps.open(bs, context)
-
-    def draft(self) -> None:
-        self._tell("draft")
-        self.steps.draft()
-
-    def verify(self, num_rows: int) -> int:
-        self._tell("verify", num_rows)
-        return self.steps.verify(num_rows)
-
-    def _tell(self, *order: Any) -> None:
-        if self.ranks.size > 1:
-            self.ranks.group.broadcast_object(order)
-
-
-def lead(steps: StepRunner, ranks: Ranks, work: Callable[[StepRunner], T]) -> T:
-    """``work(steps)`` on rank 0, whose result every rank returns; all of them run its steps.
-
-    Raises:
-        RankError: on the other ranks, when ``work`` raised on rank 0 (there, the error itself).
-    """
-    if ranks.size == 1:
-        return work(steps)
-    if not ranks.decides:
-        while True:
-            name, *arguments = ranks.group.broadcast_object()
-            if name == "done":
-                return arguments[0]
-            if name == "failed":
-                raise RankError(f"tensor-parallel rank 0 stopped: {arguments[0]}")
-            getattr(steps, name)(*arguments)
-    try:
-        result = work(LedSteps(steps, ranks))
-    except BaseException as error:
-        ranks.group.broadcast_object(("failed", f"{type(error).__name__}: {error}"))
-        raise
-    ranks.group.broadcast_object(("done", result))
-    return result

@@ -14,7 +14,7 @@ pytest.importorskip("sglang")
 
 from dcut_sglang.host.draft import greedy_with_confidence  # noqa: E402
 from dcut_sglang.host.metrics import StepTimer  # noqa: E402
-from dcut_sglang.host.ranks import RankError, Ranks, lead  # noqa: E402
+from dcut_sglang.host.ranks import RankError, Ranks  # noqa: E402
 
 
 class ThreadGroup:
@@ -80,36 +80,26 @@ def test_only_rank_0_chooses() -> None:
     assert why == "why" and why_1 is None
 
 
-class Steps:
-    """Counts what it is asked to run."""
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    def open(self, bs: int, context: int) -> None:
-        self.calls.append((bs, context))
-
-    def draft(self) -> None:
-        self.calls.append("draft")
-
-    def verify(self, num_rows: int) -> int:
-        self.calls.append(num_rows)
-        return num_rows
-
-
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_ranks_follow_the_probe(fails: bool) -> None:
-    steps = {True: Steps(), False: Steps()}
+def test_the_others_repeat_what_rank_0_calls(fails: bool) -> None:
+    calls: dict[bool, list[tuple[str, int]]] = {True: [], False: []}
 
-    def work(led: Any) -> str:
-        led.open(2, 64)
-        led.draft()
-        if fails:
-            raise ValueError("no table")
-        return f"{led.verify(9)} rows"
+    def lead(ranks: Ranks) -> str:
+        def call(name: str, count: int) -> int:
+            calls[ranks.decides].append((name, count))
+            return count
 
-    first, second = on_two_ranks(lambda ranks: lead(steps[ranks.decides], ranks, work))
-    assert steps[True].calls == steps[False].calls == [(2, 64), "draft", *([] if fails else [9])]
+        def work(call: Callable[..., Any]) -> str:
+            assert ranks.decides, "only rank 0 knows the course"
+            call("open", 2)
+            if fails:
+                raise ValueError("no table")
+            return f"{call('verify', 9)} rows"
+
+        return ranks.led(call, work)
+
+    first, second = on_two_ranks(lead)
+    assert calls[True] == calls[False] == [("open", 2), *([] if fails else [("verify", 9)])]
     if fails:
         assert isinstance(first, ValueError)
         assert isinstance(second, RankError) and "ValueError: no table" in str(second)
