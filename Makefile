@@ -7,7 +7,7 @@ IN_ENV := source scripts/cpu_env.sh && $(VENV)/bin/python
 SMOLLM2 := .cache/models/smollm2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test published regret eval-drafter test-core lint format clean
+.PHONY: help setup demo test conform fuzz soak published regret eval-drafter test-core lint format clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -28,6 +28,15 @@ demo: $(STAMP)  ## the main job on this machine's CPU: MODEL=smollm2 (default) o
 test: $(STAMP)  ## everything that CI runs: lint, types, core tests, real-server tests
 	$(MAKE) --no-print-directory lint
 	$(IN_ENV) -m pytest -q tests
+
+conform: $(STAMP) ## DCUT against plain decoding, feature by feature, on the tiny pair (under 10 minutes)
+	$(IN_ENV) scripts/conform.py
+
+fuzz: $(STAMP)  ## 500 random mixed requests under random decisions, against plain decoding: SEED=...
+	$(IN_ENV) scripts/fuzz.py $(if $(SEED),--seed $(SEED))
+
+soak: $(STAMP)  ## 1 to 64 requests at once and back for MINUTES=20; memory and pools stay flat
+	$(IN_ENV) scripts/soak.py --minutes $(or $(MINUTES),20)
 
 published: $(STAMP) ## the D-Cut page's tables, recomputed: docs/published.md and its figures
 	$(VENV)/bin/dcut replay --published --page docs

@@ -1,4 +1,4 @@
-"""Greedy acceptance over packed rows, capped at each request's verify length."""
+"""Acceptance over packed rows, capped at each request's verify length."""
 
 from __future__ import annotations
 
@@ -28,16 +28,27 @@ class Accepted:
         return self.num_drafts + 1
 
 
-def accept_greedy(
+def accept(
     block_tokens: torch.Tensor,
     target_tokens: torch.Tensor,
     index: torch.Tensor,
     verify_lens: torch.Tensor,
 ) -> Accepted:
-    """Keep drafts while they equal the target's choice, then emit one token of the target.
+    """Keep drafts while they equal the token that the target chose, then emit one of its own.
 
-    The row at the cut is an ordinary target row, so the bonus token taken there is what plain
-    decoding would have produced: the cut costs drafts, never correctness.
+    Row t's token is chosen from the target's distribution behind drafts 1..t: its largest
+    logit, or a draw. Every emitted token is thus the target's choice behind exactly the tokens
+    before it, draft or not: a draft that is kept *is* the token chosen at the row before it,
+    and the row at the cut, or at the first mismatch, is an ordinary target row whose token is
+    emitted whatever it is. So a step emits what plain decoding would emit, token for token when
+    choices are greedy or keyed by seed and position, and with the same distribution when they
+    are fresh draws.
+
+    The cut changes neither. Drafts are argmax and verify lengths are fixed before any row is
+    drawn, so both are functions of what was emitted before the step; given that, the draw at a
+    row is independent of the cut, and the cut only decides how many rows are asked for. It is
+    the length of a step that depends on the draws, never a draw on the length. (With sampled
+    drafts, or lengths chosen after looking at draws, this would fail.)
 
     Args:
         block_tokens: int64 [bs, D], anchor and drafts.

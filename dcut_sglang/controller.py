@@ -134,6 +134,16 @@ class Controller:
         prices = self.prices(costs)
         return self._make_plan("forced", drafted, stages, block_size, costs, prices, context)
 
+    def following(
+        self, mode: Mode, drafted: IntArray, block_size: int, bs: int, context: float
+    ) -> Plan:
+        """The plan of a rank that does as another one decided."""
+        costs = self.selector.cost.at(bs, context)
+        stages = WholeBlock(block_size - 1)
+        return self._make_plan(
+            mode, drafted, stages, block_size, costs, self.prices(costs), context
+        )
+
     def _make_plan(
         self,
         mode: Mode,

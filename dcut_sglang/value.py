@@ -171,7 +171,9 @@ class ValueModel:
             out[known] = self.features(rows[known], prices) @ self._weights
         if not known.all():
             count = min(self._num_firsts, _FIRST_BLOCKS)
-            firsts = block_value(self._first_survival[:count], self._first_depths[:count], prices)
+            depths = self._first_depths[:count]
+            computed = np.arange(self.depth) < depths[:, None]
+            firsts = block_value(self._first_survival[:count] * computed, depths, prices)
             out[~known] = firsts.mean() if count else 0.0
         return out
 
@@ -207,7 +209,7 @@ class ValueModel:
         for at in np.flatnonzero(~known).tolist():
             rows[at] = self._take_row(requests[at])
             place = self._num_firsts % _FIRST_BLOCKS
-            self._first_survival[place], self._first_depths[place] = survival[at], depth[at]
+            self._first_survival[place], self._first_depths[place] = filled[at], depth[at]
             self._num_firsts += 1
         self._survival[rows, 1:] = self._survival[rows, :-1]
         self._depths[rows, 1:] = self._depths[rows, :-1]

@@ -169,6 +169,12 @@ class Server:
                 return times.user + times.system
         raise ServerError("no scheduler process found")
 
+    def memory_mb(self) -> float:
+        """Megabytes that the server's processes hold and share with no other."""
+        assert self._process is not None
+        family = [psutil.Process(self._process.pid), *_descendants(self._process.pid)]
+        return sum(member.memory_full_info().uss for member in family) / 2**20
+
     def generate(self, **body: Any) -> requests.Response:
         """POST /generate."""
         return self.session.post(f"{self.url}/generate", json=body, timeout=600)

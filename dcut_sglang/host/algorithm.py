@@ -49,6 +49,10 @@ class DCutAlgorithm(CustomSpecAlgo):
     def supports_ragged_verify(self) -> bool:
         return True
 
+    def supports_grammar_overlap(self) -> bool:
+        # Masks are built behind the barrier that SGLang hands to the worker.
+        return True
+
     def supports_prefill_shared_read_done(self) -> bool:
         return True
 

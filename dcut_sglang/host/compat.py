@@ -57,10 +57,19 @@ SEAMS = (
         (*_SELF, "batch", "on_publish", "grammar_barrier", "pp_proxy_tensors"),
     ),
     Seam(
+        "sglang.srt.speculative.dflash_worker_v2:DFlashWorkerV2._defer_target_verify_gather",
+        _SELF,
+    ),
+    Seam(
         "sglang.srt.speculative.spec_registry:CustomSpecAlgo.__init__",
         (*_SELF, "name", "factory", "supports_overlap", "validate_server_args"),
     ),
     # called
+    Seam("sglang.srt.layers.dp_attention:get_dp_tp_group", ()),
+    Seam(
+        "sglang.srt.speculative.spec_tp_sync:SpecTpSync.sync",
+        (*_SELF, "site", "values"),
+    ),
     Seam(
         "sglang.srt.speculative.dflash_worker_v2:"
         "DFlashWorkerV2._append_target_hidden_to_draft_kv_by_loc",
@@ -94,6 +103,16 @@ SEAMS = (
         "sglang.srt.mem_cache.kv_loc_plan:KVLocPlan.write_ids",
         (*_SELF, "reader", "kind", "cols"),
     ),
+    Seam(
+        "sglang.srt.speculative.spec_utils:build_grammar_vocab_mask",
+        ("reqs", "tree", "sampling_info", "device", "barrier"),
+    ),
+    Seam("sglang.srt.speculative.spec_utils:GrammarTree.from_linear_chain", ("verify_ids_2d",)),
+    # called and hooked
+    Seam(
+        "sglang.srt.layers.sampler:Sampler._sample_from_probs",
+        (*_SELF, "probs", "sampling_info", "positions", "simple_sampling_case"),
+    ),
     # hooked
     Seam("sglang.srt.server_args:ServerArgs.add_cli_args", ("parser",)),
     Seam("sglang.srt.server_args:ServerArgs.from_cli_args", ("args",)),
@@ -125,6 +144,7 @@ SEAMS = (
         "sglang.srt.mem_cache.allocation:get_last_loc",
         ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor"),
     ),
+    Seam("sglang.srt.batch_invariant_ops:enable_batch_invariant_mode", ("enable_bmm",)),
 )
 
 

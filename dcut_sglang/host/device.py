@@ -28,9 +28,11 @@ def step_clock(device: str | torch.device) -> float:
     """Seconds on the clock that steps are priced on. Host sync on CUDA.
 
     On a CPU it is the CPU time of the calling thread, which takes part in every parallel
-    region: what other processes take from this one says nothing about a step.
+    region: what other processes take from this one says nothing about a step. With several
+    tensor-parallel ranks it is wall time, since a rank that waits for another pays for it.
     """
     if torch.device(device).type == "cpu":
-        return time.thread_time()
+        several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+        return time.perf_counter() if several else time.thread_time()
     torch.get_device_module(device).synchronize()
     return time.perf_counter()

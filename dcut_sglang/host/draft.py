@@ -24,6 +24,7 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from dcut_sglang.controller import Plan
 from dcut_sglang.host.metrics import StepTimer
+from dcut_sglang.host.ranks import Ranks
 from dcut_sglang.host.window import BlockWindow, part_of
 from dcut_sglang.stages import Computed, compute_in_stages, nothing_computed
 from dcut_sglang.value import Float32Array, IntArray
@@ -120,12 +121,23 @@ def draft_head(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token and confidence of each row of draft hidden states [rows, hidden]; no host sync."""
     head = unwrap_lora_layer(worker.target_worker.model_runner.model.lm_head)
-    num_org = head.shard_indices.num_org_elements if hasattr(head, "shard_indices") else None
-    return greedy_with_confidence(hidden, head.weight[:num_org], timer)
+    shard = getattr(head, "shard_indices", None)
+    return greedy_with_confidence(
+        hidden,
+        head.weight[: shard.num_org_elements if shard is not None else None],
+        timer,
+        ranks=worker.ranks,
+        first_token=shard.org_vocab_start_index if shard is not None else 0,
+    )
 
 
 def greedy_with_confidence(
-    hidden: torch.Tensor, head_weight: torch.Tensor, timer: StepTimer
+    hidden: torch.Tensor,
+    head_weight: torch.Tensor,
+    timer: StepTimer,
+    *,
+    ranks: Ranks,
+    first_token: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Most likely token of each row, and its softmax probability.
 
@@ -134,21 +146,25 @@ def greedy_with_confidence(
 
     Args:
         hidden: [rows, hidden], draft hidden states.
-        head_weight: [vocab, hidden], the target's head.
+        head_weight: [shard of the vocabulary, hidden], this rank's part of the target's head.
         timer: receives the confidence's share of the time, as a phase of its own.
+        ranks: hold the other shards.
+        first_token: token id of the shard's first row.
 
     Returns:
         int64 [rows] and float32 [rows]. No host sync.
     """
-    tokens, confidence = [], []
+    tops, tokens, totals = [], [], []
     for chunk in hidden.to(head_weight.dtype).split(_HEAD_CHUNK_ROWS):
         logits = torch.matmul(chunk, head_weight.t()).float()
         top, token = logits.max(dim=-1)
-        tokens.append(token)
+        tops.append(top)
+        tokens.append(token + first_token)
         with timer.apart("confidence"):
             log_ratio = logits.sub_(top[:, None]).clamp_(min=_MIN_LOG_RATIO)
-            confidence.append(log_ratio.exp_().sum(dim=-1).reciprocal())
-    return torch.cat(tokens), torch.cat(confidence)
+            totals.append(log_ratio.exp_().sum(dim=-1))
+    token, total = ranks.best_of_shards(torch.cat(tops), torch.cat(tokens), torch.cat(totals))
+    return token, total.reciprocal()
 
 
 def draft_hidden(worker: Any, batch: Any, window: BlockWindow) -> torch.Tensor:

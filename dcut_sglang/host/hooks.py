@@ -15,8 +15,8 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_spec
 
-from dcut_sglang.host import flag, requests, state
-from dcut_sglang.host.cpu import allocation
+from dcut_sglang.host import flag, requests, sampling, state
+from dcut_sglang.host.cpu import allocation, determinism
 from dcut_sglang.host.cpu.activate import cpu_engine_enabled
 
 
@@ -101,10 +101,24 @@ HOOKS = (
         "/set_internal_state has a fixed table of handlers",
     ),
     Hook(
+        "sglang.srt.layers.sampler.Sampler._sample_from_probs",
+        sampling.sample_by_kind,
+        HookType.AROUND,
+        "prefill draws the first token itself, and a seed's noise there depends on who else is "
+        "in the batch",
+    ),
+    Hook(
         "sglang.srt.mem_cache.allocation.get_last_loc",
         allocation.get_last_loc,
         HookType.REPLACE,
         "takes a Triton kernel unless the attention backend is named torch_native or ascend",
+        cpu_only=True,
+    ),
+    Hook(
+        "sglang.srt.batch_invariant_ops.enable_batch_invariant_mode",
+        determinism.enable_batch_invariant_mode,
+        HookType.REPLACE,
+        "knows no CPU, and seeds are only honoured with the option that calls it",
         cpu_only=True,
     ),
 )

@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 from array import array
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from dcut_sglang.host.draft import draft_head, draft_hidden, no_drafts
 from dcut_sglang.host.metrics import StepTimer
 from dcut_sglang.host.window import BlockWindow, open_window, part_of
 from dcut_sglang.machine import cpu_info
-from dcut_sglang.probe import ProbeReport, format_table, probe_costs
+from dcut_sglang.probe import ProbeReport, StepRunner, format_table, probe_costs
 from dcut_sglang.survival import keep_best, survival
 
 logger = logging.getLogger(__name__)
@@ -114,6 +115,25 @@ class WorkerSteps:
         self._batch = None
 
 
+class LedSteps:
+    """``StepRunner`` whose steps all ranks run: the probe's course depends on rank 0's clock."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+
+    def open(self, bs: int, context: int) -> None:
+        self._run("open", bs, context)
+
+    def draft(self, block_size: int) -> None:
+        self._run("draft", block_size)
+
+    def head(self, num_rows: int) -> None:
+        self._run("head", num_rows)
+
+    def verify(self, num_rows: int) -> int:
+        return self._run("verify", num_rows)
+
+
 def _request(index: int) -> Req:
     """A request that no scheduler knows; the forward reads a few of its fields."""
     return Req(
@@ -130,8 +150,22 @@ def load_or_probe(worker: Any, config: DCutConfig) -> tuple[CostTable, float]:
     Raises:
         CostTableError: the configured table cannot be read or was measured elsewhere.
         ProbeError: the probe failed.
+        RankError: on tensor-parallel ranks other than 0, either of these on rank 0.
     """
     fingerprint = make_fingerprint(worker, config)
+    steps = WorkerSteps(worker)
+    try:
+        return worker.ranks.led(
+            lambda name, *args: getattr(steps, name)(*args),
+            lambda run: _load_or_probe(LedSteps(run), worker.device, config, fingerprint),
+        )
+    finally:
+        steps.close()
+
+
+def _load_or_probe(
+    steps: StepRunner, device: Any, config: DCutConfig, fingerprint: dict[str, Any]
+) -> tuple[CostTable, float]:
     if config.cost_table is not None:
         table = CostTable.load(Path(config.cost_table).expanduser())
         table.require_fingerprint(fingerprint)
@@ -146,7 +180,7 @@ def load_or_probe(worker: Any, config: DCutConfig) -> tuple[CostTable, float]:
             return table, 0.0
         except CostTableError as error:
             logger.warning("DCUT: cached cost table not used, measuring again: %s", error)
-    report = _probe(worker, config, fingerprint)
+    report = _probe(steps, device, config, fingerprint)
     logger.info(
         "DCUT: measured step costs in %.1f s (%d steps), ms:\n%s",
         report.probe_s,
@@ -166,22 +200,20 @@ def load_or_probe(worker: Any, config: DCutConfig) -> tuple[CostTable, float]:
     return report.table, report.probe_s
 
 
-def _probe(worker: Any, config: DCutConfig, fingerprint: dict[str, Any]) -> ProbeReport:
-    steps = WorkerSteps(worker)
-    try:
-        return probe_costs(
-            steps,
-            block_size=worker.block_size,
-            short_blocks=short_blocks(worker),
-            max_bs=fingerprint["max_running_requests"],
-            contexts=fingerprint["contexts"],
-            budget_s=config.probe_budget_s,
-            fingerprint=fingerprint,
-            step_clock=lambda: step_clock(worker.device),
-            progress=lambda line: logger.info("DCUT cost probe: %s", line),
-        )
-    finally:
-        steps.close()
+def _probe(
+    steps: StepRunner, device: Any, config: DCutConfig, fingerprint: dict[str, Any]
+) -> ProbeReport:
+    return probe_costs(
+        steps,
+        block_size=fingerprint["block_size"],
+        short_blocks=fingerprint["short_blocks"],
+        max_bs=fingerprint["max_running_requests"],
+        contexts=fingerprint["contexts"],
+        budget_s=config.probe_budget_s,
+        fingerprint=fingerprint,
+        step_clock=lambda: step_clock(device),
+        progress=lambda line: logger.info("DCUT cost probe: %s", line),
+    )
 
 
 def short_blocks(worker: Any) -> tuple[int, ...]:
@@ -205,6 +237,7 @@ def make_fingerprint(worker: Any, config: DCutConfig) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": _device_name(worker.device),
         "threads": torch.get_num_threads(),
+        "ranks": worker.ranks.size,
         "dtype": str(runner.dtype),
         "attention_backend": type(runner.attn_backend).__name__,
         "target": _identity(runner.model_config),

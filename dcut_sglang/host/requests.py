@@ -1,7 +1,8 @@
-"""Requests that DCUT does not serve correctly yet, refused at the door.
+"""Requests that DCUT does not serve, refused at the door.
 
 Each is a feature of plain decoding that the verify path would ignore or get wrong without a
-word. A refusal is an HTTP 400 with a sentence, streaming or not; other requests go on.
+word, or one that SGLang's scheduler dies of. A refusal is an HTTP 400 with a sentence,
+streaming or not; other requests go on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sglang.srt.runtime_context import get_exec
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 
@@ -25,39 +27,11 @@ class RequestRefusal:
 # temperature 0 has become top_k 1.
 REFUSALS = (
     RequestRefusal(
-        lambda r: r.sampling_params.top_k != 1,
-        "DCUT decodes greedily for now: send temperature 0 (or top_k 1)",
-    ),
-    RequestRefusal(
-        lambda r: r.sampling_params.frequency_penalty != 0
-        or r.sampling_params.presence_penalty != 0
-        or r.sampling_params.repetition_penalty != 1,
-        "DCUT does not apply frequency_penalty, presence_penalty or repetition_penalty yet: "
-        "leave them out",
-    ),
-    RequestRefusal(
-        lambda r: r.sampling_params.min_new_tokens > 0,
-        "DCUT does not honour min_new_tokens yet: leave it out",
-    ),
-    RequestRefusal(
-        lambda r: any(
-            getattr(r.sampling_params, name)
-            for name in ("json_schema", "regex", "ebnf", "structural_tag")
-        ),
-        "DCUT does not serve grammars (json_schema, regex, ebnf, structural_tag) yet: "
-        "leave them out",
-    ),
-    RequestRefusal(
-        lambda r: bool(r.return_logprob),
-        "DCUT does not return log-probabilities yet: leave out return_logprob or logprobs",
-    ),
-    RequestRefusal(
-        lambda r: bool(r.custom_logit_processor),
-        "DCUT does not run custom logit processors yet: leave out custom_logit_processor",
-    ),
-    RequestRefusal(
-        lambda r: bool(r.sampling_params.custom_params),
-        "DCUT does not honour custom_params (a thinking budget, for example) yet: leave them out",
+        lambda r: r.sampling_params.min_p > 0
+        and r.sampling_params.top_k > 1
+        and get_exec().deterministic.enable_deterministic_inference,
+        "SGLang does not draw with min_p on a server with seeds: leave out min_p, or start "
+        "without --enable-deterministic-inference",
     ),
     RequestRefusal(
         lambda r: (r.sampling_params.beam_width or 1) > 1,
@@ -70,6 +44,10 @@ REFUSALS = (
     RequestRefusal(
         lambda r: bool(r.return_sampling_mask),
         "DCUT does not return sampling masks: leave out return_sampling_mask",
+    ),
+    RequestRefusal(
+        lambda r: bool(r.return_hidden_states),
+        "DCUT does not return hidden states: leave out return_hidden_states",
     ),
 )
 
@@ -124,8 +102,7 @@ class _StreamRequest:
 
     def __init__(self, sampling_params: SamplingParams, obj: Any) -> None:
         self.sampling_params = sampling_params
-        self.return_logprob = _any(obj.return_logprob)
-        self.custom_logit_processor = _any(obj.custom_logit_processor)
+        self.return_hidden_states = _any(obj.return_hidden_states)
         self.return_sampling_mask = _any(obj.return_sampling_mask)
 
 

@@ -56,10 +56,6 @@ REFUSALS = (
         f"{BACKEND_NAME} computes: leave out --speculative-draft-attention-backend",
     ),
     Refusal(
-        lambda a: a.tp_size != 1,
-        "DCUT does not serve tensor parallelism yet: leave out --tp-size",
-    ),
-    Refusal(
         lambda a: a.pp_size != 1, "DCUT does not serve pipeline parallelism: leave out --pp-size"
     ),
     Refusal(

@@ -6,28 +6,29 @@ line's details are in the file it names.
 
 from __future__ import annotations
 
-import logging
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
+from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
 from dcut_sglang import __version__
-from dcut_sglang.accept import Accepted, accept_greedy
-from dcut_sglang.controller import Controller, Plan
-from dcut_sglang.correction import CostCorrection, MeasuredStep
+from dcut_sglang.accept import Accepted, accept
+from dcut_sglang.controller import Controller, IntArray, Mode, Plan
 from dcut_sglang.force import Forced
+from dcut_sglang.host.choice import Chooser
 from dcut_sglang.host.device import adapt_draft_model, argmax_rows
 from dcut_sglang.host.draft import DraftBlock, draft_blocks
 from dcut_sglang.host.flag import read_config
 from dcut_sglang.host.hooks import verify_hooks
-from dcut_sglang.host.logits import adjust_logits
+from dcut_sglang.host.learning import Learning
 from dcut_sglang.host.metrics import StepMetrics, StepTimer
 from dcut_sglang.host.probe import load_or_probe
+from dcut_sglang.host.ranks import LedStages, Ranks
 from dcut_sglang.host.tracing import open_trace, write_step
 from dcut_sglang.host.verify import TargetOutput, commit_hidden, verify
 from dcut_sglang.host.window import BlockWindow, open_window, pack
@@ -35,27 +36,30 @@ from dcut_sglang.selector import Decision, Selector
 from dcut_sglang.survival import rank_drafts
 from dcut_sglang.trace import TraceWriter
 
-logger = logging.getLogger(__name__)
-
 
 class DCutWorker(DFlashWorkerV2):
     """Registered as speculative algorithm ``DCUT``; one per scheduler process."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.ranks = Ranks()
         adapt_draft_model(self.draft_model, self.device)
         self.mask_token_id = int(self._mask_token_id)
         self.noise_embed_scale = self._noise_embed_scale
         self.config = read_config(self.server_args)
         self.selector: Selector | None = None
         self.controller: Controller | None = None
-        self.correction: CostCorrection | None = None
-        self._ended_s: float | None = None  # of the last decode step, if nothing ran since
+        self.learning: Learning | None = None
         self.probe_s = 0.0
         self.forced: Forced | None = None
+        self.chooser = Chooser(self.model_runner.sampler)
         self.metrics = StepMetrics(self.block_size)
         self.trace: TraceWriter | None = None
         verify_hooks()
+
+    def _defer_target_verify_gather(self) -> None:
+        """Acceptance reads whole rows of logits; under TP, SGLang would hand out shards."""
+        return None
 
     def prewarm_sampling(self) -> Any:
         """The last thing SGLang calls before serving: measure what steps cost."""
@@ -66,9 +70,9 @@ class DCutWorker(DFlashWorkerV2):
         # Each stage of the head is decided on the host: on a CPU that is free.
         on_cpu = torch.device(self.device).type == "cpu"
         self.controller = Controller(self.selector, has_stages=on_cpu)
-        if self.config.cost_correction and not self.config.deterministic:
-            self.correction = CostCorrection(cost)
-        self.trace = open_trace(self.config, self.block_size, dict(cost.fingerprint))
+        self.learning = Learning(self.selector, self.controller, self.ranks.decides)
+        if self.ranks.decides:
+            self.trace = open_trace(self.config, self.block_size, dict(cost.fingerprint))
         self.metrics.reset()
         return result
 
@@ -80,20 +84,24 @@ class DCutWorker(DFlashWorkerV2):
         pp_proxy_tensors: Any = None,
     ) -> GenerationBatchResult:
         mode = batch.forward_mode
-        if not mode.is_decode():
-            self._ended_s = None
+        if not mode.is_decode() and self.learning is not None:
+            self.learning.interrupted()
         if mode.is_extend() or batch.is_extend_in_batch or mode.is_idle():
-            return super().forward_batch_generation(
-                batch, on_publish, grammar_barrier, pp_proxy_tensors
-            )
+            with self.chooser.prefill(batch):
+                return super().forward_batch_generation(
+                    batch, on_publish, grammar_barrier, pp_proxy_tensors
+                )
         if not isinstance(batch.spec_info, DFlashDraftInputV2):
             raise RuntimeError(
                 f"a DCUT decode batch carries DFlashDraftInputV2, got {type(batch.spec_info)}"
             )
-        return self.decode_step(batch, on_publish)
+        return self.decode_step(batch, on_publish, grammar_barrier)
 
-    def decode_step(self, batch: Any, on_publish: Any) -> GenerationBatchResult:
-        """Plan, draft, decide, verify, accept, commit."""
+    def decode_step(
+        self, batch: Any, on_publish: Any, grammar_barrier: Any = None
+    ) -> GenerationBatchResult:
+        """Plan, draft, decide, verify, accept, commit; then learn from what came of it."""
+        assert self.learning is not None, "the costs are measured before serving"
         timer = StepTimer(self.device)
         window = open_window(self, batch, self.block_size)
         plan = self.plan(batch)
@@ -102,17 +110,19 @@ class DCutWorker(DFlashWorkerV2):
         drafts = draft_blocks(self, batch, window, plan, timer)
         timer.mark("draft")
 
-        verify_lens, num_rows, decision = self.decide(batch, drafts, plan)
+        verify_lens, num_rows, decision = self.ranks.lengths_decided(
+            lambda: self.decide(drafts, plan), window.bs, window.positions.device
+        )
         timer.mark("decide")
 
         target, accepted = self.verify_and_commit(
-            batch, window, drafts, verify_lens, num_rows, on_publish, timer
+            batch, window, drafts, verify_lens, num_rows, on_publish, timer, grammar_barrier
         )
         if decision is not None:
-            self.learn(batch, plan, drafts, verify_lens, accepted, decision)
+            self.learning.outcome(batch, plan, drafts, verify_lens, accepted, decision)
         timer.mark("decide")
         timer.stop()
-        self._correct_costs(plan, drafts, num_rows, timer)
+        self.learning.costs(plan, drafts, num_rows, timer)
         self.metrics.add(
             timer,
             bs=window.bs,
@@ -142,17 +152,26 @@ class DCutWorker(DFlashWorkerV2):
         return self._result(window, verify_lens, target, accepted)
 
     def plan(self, batch: Any) -> Plan:
-        """For whom this step drafts, and how deep."""
+        """For whom this step drafts, and how deep; with several ranks, as rank 0 decides."""
         assert self.controller is not None, "the costs are measured before serving"
-        bs = len(batch.reqs)
-        context = batch.seq_lens_sum / bs
+        context = batch.seq_lens_sum / len(batch.reqs)
+        own = self._own_plan(batch, context) if self.ranks.decides else None
+        if own is not None and self.ranks.size == 1:
+            return own
+        mode, drafted, block_size = self.ranks.decided(lambda: _to_share(own))
+        plan = own or self.controller.following(mode, drafted, block_size, len(batch.reqs), context)
+        return replace(plan, stages=LedStages(self.ranks, plan.stages))
+
+    def _own_plan(self, batch: Any, context: float) -> Plan:
+        assert self.controller is not None
         if self.forced is not None:
-            return self.controller.forced(self.forced, bs, context, self.metrics.steps)
+            return self.controller.forced(self.forced, len(batch.reqs), context, self.metrics.steps)
         return self.controller.plan([r.rid for r in batch.reqs], context)
 
-    def decide(
-        self, batch: Any, drafts: DraftBlock, plan: Plan
-    ) -> tuple[torch.Tensor, int, Decision | None]:
+    def _validate_phase1_sampling_support(self, batch: Any) -> None:
+        """The parent warns that it verifies greedily at any temperature; DCUT does not."""
+
+    def decide(self, drafts: DraftBlock, plan: Plan) -> tuple[torch.Tensor, int, Decision | None]:
         """Verify lengths int32 [bs], their sum, and the selector's reasons (None when forced)."""
         ranked = rank_drafts(drafts.survival)
         if self.forced is not None:
@@ -172,70 +191,6 @@ class DCutWorker(DFlashWorkerV2):
         verify_lens = ranked.verify_lens(decision.num_kept)
         return verify_lens.to(self.device), decision.num_rows, decision
 
-    def learn(
-        self,
-        batch: Any,
-        plan: Plan,
-        drafts: DraftBlock,
-        verify_lens: torch.Tensor,
-        accepted: Accepted,
-        decision: Decision,
-    ) -> None:
-        """Let the controller know what was drafted and what came of it. Syncs with the step."""
-        assert self.controller is not None
-        requests = [r.rid for r in batch.reqs]
-        kept = verify_lens.cpu().numpy().astype(np.int64) - 1
-        num_accepted = accepted.num_drafts.cpu().numpy()
-        self.controller.observe(
-            [requests[i] for i in plan.drafted],
-            drafts.computed,
-            drafts.confidence.numpy()[plan.drafted],
-            kept[plan.drafted],
-            num_accepted[plan.drafted],
-            plan,
-        )
-        self.controller.advance(requests, kept, num_accepted + 1, decision, plan)
-
-    def _correct_costs(
-        self, plan: Plan, drafts: DraftBlock, num_rows: int, timer: StepTimer
-    ) -> None:
-        """Let measured times correct the costs, where steps are timed on the table's clock."""
-        if self.correction is None or timer.step_ms is None:
-            return
-        assert self.selector is not None and self.controller is not None
-        forward_ms, head_ms = timer.priced("draft"), timer.priced("head", "confidence")
-        verify_ms = timer.priced("verify", "commit")
-        gap_ms = self._gap_ms(timer)
-        measured = MeasuredStep(
-            bs=plan.costs.bs,
-            rows=num_rows,
-            context=plan.context,
-            num_drafted=drafts.num_drafted,
-            draft_block_size=plan.block_size,
-            head_rows=drafts.computed.rows,
-            forward_ms=forward_ms,
-            head_ms=head_ms,
-            verify_ms=verify_ms,
-            other_ms=timer.step_ms - forward_ms - head_ms - verify_ms + gap_ms,
-        )
-        if self.correction.observe(measured):
-            logger.warning(
-                "DCUT: steps take %.2f times what the cost table says, over the last hundred; "
-                "costs are being corrected. Has the machine's load changed since start-up?",
-                self.correction.error_ratio,
-            )
-        self.selector.cost = self.correction.table
-        self.controller.overhead_ms = (
-            self.correction.overhead_ms(drafting=False),
-            self.correction.overhead_ms(drafting=True),
-        )
-
-    def _gap_ms(self, timer: StepTimer) -> float:
-        """What the scheduler's thread spent between the last decode step and this one; 0 where
-        something else ran in between."""
-        ended_s, self._ended_s = self._ended_s, timer.ended_s
-        return 0.0 if ended_s is None else max(0.0, (timer.started_s - ended_s) * 1e3)
-
     def verify_and_commit(
         self,
         batch: Any,
@@ -245,18 +200,27 @@ class DCutWorker(DFlashWorkerV2):
         num_rows: int,
         on_publish: Any = None,
         timer: StepTimer | None = None,
+        grammar_barrier: Any = None,
     ) -> tuple[TargetOutput, Accepted]:
         """What a step costs once its lengths are chosen; the probe times this very function."""
         timer = timer or StepTimer(self.device)
         rows = pack(window, verify_lens, num_rows)
+        choice = self.chooser.begin(batch, window, drafts.tokens, verify_lens, rows)
         target = verify(self, batch, window, drafts, rows)
-        logits = adjust_logits(target.logits, batch.sampling_info, rows.request)
+        if choice is None:
+            chosen, site = argmax_rows(target.logits), SpecTpSyncSite.DFLASH_ACCEPT_GREEDY
+        else:
+            chosen = choice.choose(target.logits, grammar_barrier)
+            site = SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE
+        self._tp_sync.sync(site, chosen)
         timer.mark("verify")
 
-        accepted = accept_greedy(drafts.tokens, argmax_rows(logits), rows.index, verify_lens)
+        accepted = accept(drafts.tokens, chosen, rows.index, verify_lens)
         if on_publish is not None:
             on_publish(window.prefix_lens + accepted.num_emitted)
         commit_hidden(self, window, rows, target.hidden)
+        if choice is not None:
+            choice.commit(accepted, target.result.logits_output)
         timer.mark("commit")
         return target, accepted
 
@@ -289,7 +253,8 @@ class DCutWorker(DFlashWorkerV2):
 
     def describe(self) -> dict[str, Any]:
         """The ``dcut`` object of ``/server_info``. Syncs once with the device."""
-        assert self.selector is not None and self.controller is not None
+        assert self.selector and self.controller and self.learning
+        correction = self.learning.correction
         return {
             "version": __version__,
             "active": True,
@@ -299,9 +264,15 @@ class DCutWorker(DFlashWorkerV2):
             "config": self.config.to_dict(),
             "probe_s": round(self.probe_s, 3),
             "cost_table": self.selector.cost.to_json(),
-            "cost_correction": self.correction.to_json() if self.correction else None,
+            "cost_correction": correction.to_json() if correction else None,
             "calibration": self.controller.calibration.to_json(),
             "kv_slots_free": self.model_runner.token_to_kv_pool_allocator.available_size(),
             "request_slots_free": self.model_runner.req_to_token_pool.available_size(),
             **self.metrics.snapshot(),
         }
+
+
+def _to_share(plan: Plan | None) -> tuple[Mode, IntArray, int]:
+    """What the other ranks need of rank 0's plan."""
+    assert plan is not None, "only rank 0, which has a plan, is asked"
+    return plan.mode, plan.drafted, plan.block_size

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dcut_sglang.accept import Accepted, accept_greedy
+from dcut_sglang.accept import Accepted
+from dcut_sglang.accept import accept as accept_rows
 
 
 def packed_index(verify_lens: list[int], block_size: int) -> torch.Tensor:
@@ -20,7 +21,7 @@ def packed_index(verify_lens: list[int], block_size: int) -> torch.Tensor:
 def accept(block: list[list[int]], target: list[list[int]], verify_lens: list[int]) -> Accepted:
     """``target`` holds a token for each row of the window; only the verified ones are passed."""
     index = packed_index(verify_lens, len(block[0]))
-    return accept_greedy(
+    return accept_rows(
         torch.tensor(block),
         torch.tensor(target).reshape(-1)[index],
         index,
@@ -82,9 +83,9 @@ def test_dtypes_order_of_rows_and_inputs() -> None:
     index = packed_index(lens.tolist(), 8)
     target = torch.randint(2, (len(index),))
     before = block.clone()
-    reference = accept_greedy(block, target, index, lens)
+    reference = accept_rows(block, target, index, lens)
     order = torch.randperm(len(index))
-    other = accept_greedy(block, target[order].int(), index[order], lens.int())
+    other = accept_rows(block, target[order].int(), index[order], lens.int())
     assert torch.equal(block, before)
     for name in ("num_drafts", "out_tokens", "bonus"):
         got = getattr(other, name)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness import COMMON_ARGS, SETTINGS, SPECULATE, STRICT, TARGET, Case, ids_of, run
+from harness import COMMON_ARGS, SEEDS, SETTINGS, SPECULATE, STRICT, TARGET, Case, ids_of, run
 
 from dcut_sglang.bench.server import Server
+
+# Servers import the custom logit processors of the tests.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,8 +32,12 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def plain(logs: Path) -> Iterator[Server]:
-    """The target alone, without speculation."""
-    with Server(TARGET, COMMON_ARGS, log=logs / "plain.log") as server:
+    """The target alone, without speculation; with seeds.
+
+    Without overlap, under which SGLang's penalties lag a token behind.
+    """
+    args = (*COMMON_ARGS, *SEEDS, "--disable-overlap-schedule")
+    with Server(TARGET, args, log=logs / "plain.log") as server:
         yield server
 
 
@@ -56,15 +66,25 @@ def dcut(logs: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def dcut_paged(logs: Path) -> Iterator[Server]:
-    """DCUT with everything the other way: synchronous, no radix cache, pages of 16, traced."""
+    """DCUT the other way: synchronous, no radix cache, pages of 16, with seeds, traced."""
     settings = {**SETTINGS, "trace_path": str(logs / "steps.trace"), "trace_max_mb": 32}
     args = (
         *COMMON_ARGS,
         *SPECULATE,
+        *SEEDS,
         *("--dcut-config", json.dumps(settings)),
         *("--disable-overlap-schedule", "--disable-radix-cache", "--page-size", "16"),
     )
     with Server(TARGET, args, log=logs / "dcut_paged.log", env=STRICT) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def dcut_retracting(logs: Path) -> Iterator[Server]:
+    """DCUT with overlap and seeds, retracting a request at every third step."""
+    args = (*COMMON_ARGS, *SPECULATE, *SEEDS, "--dcut-config", json.dumps(SETTINGS))
+    env = {**STRICT, "SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "3"}
+    with Server(TARGET, args, log=logs / "dcut_retracting.log", env=env) as server:
         yield server
 
 

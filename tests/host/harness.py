@@ -18,8 +18,10 @@ BLOCK_SIZE = 16
 # The small context makes requests reach it in the middle of a block; both memory checks on.
 COMMON_ARGS = (
     *("--dtype", "float32", "--context-length", "192", "--max-running-requests", "16"),
-    *("--max-total-tokens", "8192"),
+    *("--max-total-tokens", "8192", "--enable-custom-logit-processor"),
 )
+# SGLang honours seeds only with this; it moves no logit on a CPU.
+SEEDS = ("--enable-deterministic-inference",)
 SETTINGS = {"probe_budget_s": 4, "cost_cache_dir": ""}
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 SPECULATE = (

@@ -52,7 +52,6 @@ REFUSED = {
         "differ",
     ),
     "attention backend": ([*DRAFT, "--attention-backend", "torch_native"], "torch_varlen"),
-    "tensor parallel": ([*DRAFT, "--tp-size", "2"], "--tp-size"),
     "pipeline parallel": ([*DRAFT, "--pp-size", "2"], "--pp-size"),
     "data parallel": ([*DRAFT, "--dp-size", "2"], "--dp-size"),
     "lora": ([*DRAFT, "--enable-lora", "--lora-paths", "a=b"], "LoRA"),

@@ -66,6 +66,46 @@ def copy_all_layer_kv_cache_cpu(
             ctypes.memmove(base + target * stride, row, stride)
 
 
+def _murmur3_round(state: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+    """One 32-bit block into the state of MurmurHash3 (x86, 32 bit); both int64 below 2**32.
+
+    Products wrap modulo 2**64, which leaves their low 32 bits right.
+    """
+    mask = 0xFFFFFFFF
+    block = (block * 0xCC9E2D51) & mask
+    block = ((block << 15) | (block >> 17)) & mask
+    state = state ^ ((block * 0x1B873593) & mask)
+    state = ((state << 13) | (state >> 19)) & mask
+    return (state * 5 + 0xE6546B64) & mask
+
+
+def murmur_hash32(
+    seed: torch.Tensor, positions: torch.Tensor, col_indices: torch.Tensor
+) -> torch.Tensor:
+    """MurmurHash3 of (seed, position, column): uint32 [n, m], the noise of seeded sampling.
+
+    Args:
+        seed: uint64 or int64 [n], hashed as two blocks, low first.
+        positions: int [n].
+        col_indices: int [m].
+    """
+    seed = seed.view(torch.int64) if seed.dtype == torch.uint64 else seed.to(torch.int64)
+    state = torch.zeros_like(seed)
+    for block in (seed, seed >> 32, positions.to(torch.int64)):
+        state = _murmur3_round(state, block & 0xFFFFFFFF)
+    hashed = _murmur3_round(state[:, None], col_indices.to(torch.int64)[None, :] & 0xFFFFFFFF)
+    hashed = hashed ^ 16  # bytes hashed
+    hashed = ((hashed ^ (hashed >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+    hashed = ((hashed ^ (hashed >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+    return (hashed ^ (hashed >> 16)).to(torch.uint32)
+
+
+def _hash_shape(
+    seed: torch.Tensor, positions: torch.Tensor, col_indices: torch.Tensor
+) -> torch.Tensor:
+    return seed.new_empty((seed.shape[0], col_indices.shape[0]), dtype=torch.uint32)
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
@@ -80,6 +120,21 @@ def __getattr__(name: str) -> Any:
     return missing
 
 
+def _register_operators() -> None:
+    """What SGLang calls as a torch operator, from inside compiled functions."""
+    library = torch.library.Library("sgl_kernel", "FRAGMENT")
+    library.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_indices) -> Tensor")
+    library.impl("murmur_hash32_cpu", murmur_hash32, "CPU")
+    torch.library.register_fake("sgl_kernel::murmur_hash32_cpu", _hash_shape, lib=library)
+    _LIBRARIES.append(library)
+
+
+# Registrations end with the object that made them.
+_LIBRARIES: list[torch.library.Library] = []
+
 # A CUDA build on a machine without CUDA fails to import, or lacks the CPU operators: then the
 # stand-in stays.
-_next_on_path.load("sgl_kernel", usable=lambda real: hasattr(real, "assign_req_to_token_pool_cpu"))
+if not _next_on_path.load(
+    "sgl_kernel", usable=lambda real: hasattr(real, "assign_req_to_token_pool_cpu")
+) and not hasattr(torch.ops.sgl_kernel, "murmur_hash32_cpu"):
+    _register_operators()
