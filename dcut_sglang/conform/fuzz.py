@@ -92,6 +92,8 @@ def draw_requests(seed: int, count: int, longest: int = 96) -> list[FuzzRequest]
             # With both, plain decoding emits one token behind the grammar's end; speculation of
             # any kind ends with the grammar.
             params.pop("ignore_eos", None)
+            # A grammar that has ended and a minimum that has not leave no token at all.
+            params.pop("min_new_tokens", None)
         if "repetition_penalty" in params:
             # Which penalty comes first differs from process to process (docs/upstream).
             params.pop("frequency_penalty", None)

@@ -103,7 +103,9 @@ class StepChoice:
         )
         self._table = RowTable(verify_lens)
         self._penalties = (
-            StepPenalties(chooser.emitted, batch.reqs, window, blocks, rows, self._table)
+            StepPenalties(
+                chooser.emitted, batch.reqs, window, blocks, rows, self._table, info.vocab_size
+            )
             if penalties_asked(info)
             else None
         )

@@ -62,7 +62,9 @@ def fill_logprobs(
             token_ids: list[int] = []
             if i in places:
                 count, token_ids = table.lens[i], asked[i] or []
-                columns = torch.tensor(token_ids, dtype=torch.int64, device=logprobs.device)
+                columns = torch.tensor(token_ids, dtype=torch.int64).to(
+                    logprobs.device, non_blocking=True
+                )
                 values_of += list(logprobs[start : start + count][:, columns])
                 start += count
             values_of += [logprobs.new_empty(0)] * (block_size - count)
@@ -75,7 +77,7 @@ def _temperatures(batch: Any) -> torch.Tensor:
     """float32 [bs, 1]; 1 for greedy requests, whose temperature has no effect."""
     greedy = torch.tensor([is_greedy(req.sampling_params) for req in batch.reqs])
     given = batch.sampling_info.temperatures
-    return given.masked_fill(greedy.to(given.device)[:, None], 1.0)
+    return given.masked_fill(greedy.to(given.device, non_blocking=True)[:, None], 1.0)
 
 
 def _by_place(

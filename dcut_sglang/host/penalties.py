@@ -114,7 +114,13 @@ def prefill_info(batch: Any, emitted: EmittedCounts) -> Any:
 
 
 class StepPenalties:
-    """The penalties of one step: what they do to its rows, and what it adds to the counts."""
+    """The penalties of one step: what they do to its rows, and what it adds to the counts.
+
+    Whatever comes from the host is sent to the device here, before the verify is launched.
+
+    Args:
+        blocks: int64 [bs, D], anchor and drafts.
+    """
 
     def __init__(
         self,
@@ -124,73 +130,115 @@ class StepPenalties:
         blocks: torch.Tensor,
         rows: PackedRows,
         table: RowTable,
+        vocab_size: int,
     ) -> None:
         params = [req.sampling_params for req in reqs]
-        self._emitted, self._reqs, self._window = emitted, reqs, window
-        self._blocks, self._rows, self._table = blocks, rows, table
-        self._penalised = [
+        penalised = [
             i
             for i, p in enumerate(params)
             if p.frequency_penalty or p.presence_penalty or p.repetition_penalty != 1.0
         ]
-        self._minimum = [i for i, p in enumerate(params) if p.min_new_tokens > 0]
-        self._counts: torch.Tensor | None = None
+        minimum = [i for i, p in enumerate(params) if p.min_new_tokens > 0]
+        self._emitted = emitted
+        self._penalties = self._minimum = None
+        if penalised:
+            self._penalties = _PenalisedRows(
+                [reqs[i] for i in penalised],
+                _Rows(penalised, rows, table, blocks, window.block_size),
+                torch.stack(
+                    [emitted.get(reqs[i], window.prefix_lens[i], vocab_size) for i in penalised]
+                ),
+            )
+        if minimum:
+            self._minimum = _MinimumRows(
+                [reqs[i] for i in minimum],
+                _Rows(minimum, rows, table, blocks, window.block_size),
+                torch.stack([emitted.stops(reqs[i], vocab_size, blocks.device) for i in minimum]),
+            )
 
     def apply(self, logits: torch.Tensor) -> None:
-        """Change ``logits`` [rows, vocab] in place."""
-        if self._penalised:
-            self._apply_penalties(logits)
-        if self._minimum:
-            self._apply_minimum(logits)
-
-    def _apply_penalties(self, logits: torch.Tensor) -> None:
-        places, vocab_size = self._penalised, logits.shape[1]
-        prefix_lens = self._window.prefix_lens
-        self._counts = torch.stack(
-            [self._emitted.get(self._reqs[i], prefix_lens[i], vocab_size) for i in places]
-        )
-        index, among = self._rows_of(places)
-        params = [self._reqs[i].sampling_params for i in places]
-        penalties = Penalties(
-            *(
-                torch.tensor([getattr(p, name) for p in params], device=logits.device)
-                for name in ("frequency_penalty", "presence_penalty", "repetition_penalty")
-            )
-        )
-        counts = counts_at_rows(
-            self._counts, self._blocks[places], among, self._rows.index[index] % self.block_size
-        )
-        logits[index] = penalise(logits[index], counts, penalties.of(among))
-
-    def _apply_minimum(self, logits: torch.Tensor) -> None:
-        places, vocab_size = self._minimum, logits.shape[1]
-        reqs = [self._reqs[i] for i in places]
-        index, among = self._rows_of(places)
-        prompt_lens, min_new = (
-            torch.tensor(values, device=logits.device)[among]
-            for values in (
-                [len(req.origin_input_ids) for req in reqs],
-                [req.sampling_params.min_new_tokens for req in reqs],
-            )
-        )
-        stops = torch.stack([self._emitted.stops(r, vocab_size, logits.device) for r in reqs])
-        # The row at the anchor's position predicts what follows the anchor.
-        num_before = self._rows.positions[index] + 1 - prompt_lens
-        logits[index] = forbid_early_stop(logits[index], stops[among], num_before, min_new)
-
-    @property
-    def block_size(self) -> int:
-        return self._window.block_size
-
-    def _rows_of(self, places: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Packed rows of these requests, and each row's place among them."""
-        lens = torch.tensor([self._table.lens[i] for i in places])
-        among = torch.repeat_interleave(torch.arange(len(places)), lens)
-        return self._table.of(places), among.to(self._blocks.device)
+        """Change ``logits`` [rows, vocab] in place. No host sync."""
+        if self._penalties is not None:
+            self._penalties.apply(logits)
+        if self._minimum is not None:
+            self._minimum.apply(logits)
 
     def commit(self, accepted: Accepted) -> None:
         """Count the step's tokens. No host sync."""
-        if self._counts is not None:
-            places = self._penalised
-            counts = advance(self._counts, self._blocks[places], accepted.num_emitted[places])
-            self._emitted.keep([self._reqs[i] for i in places], counts)
+        if self._penalties is not None:
+            self._emitted.keep(self._penalties.reqs, self._penalties.advanced(accepted))
+
+
+class _Rows:
+    """The rows of some of the batch's requests.
+
+    Attributes:
+        places: int64 [n], those requests.
+        blocks: int64 [n, D].
+        index: int64 [rows], their packed rows.
+        among: int64 [rows], each row's request, as a place among the n.
+        depth: int64 [rows], each row's place in the block.
+        positions: int64 [rows], of each row's input token.
+    """
+
+    def __init__(
+        self,
+        places: list[int],
+        rows: PackedRows,
+        table: RowTable,
+        blocks: torch.Tensor,
+        block_size: int,
+    ) -> None:
+        lens = torch.tensor([table.lens[i] for i in places])
+        among = torch.repeat_interleave(torch.arange(len(places)), lens)
+        self.places = _to_device(places, blocks.device)
+        self.blocks = blocks[self.places]
+        self.index = table.of(places)
+        self.among = among.to(blocks.device, non_blocking=True)
+        self.depth = rows.index[self.index] % block_size
+        self.positions = rows.positions[self.index]
+
+
+class _PenalisedRows:
+    """Requests with a frequency, presence or repetition penalty."""
+
+    def __init__(self, reqs: list[Any], rows: _Rows, counts: torch.Tensor) -> None:
+        self.reqs, self._rows, self._counts = reqs, rows, counts
+        of_requests = Penalties(
+            *(
+                _to_device([getattr(req.sampling_params, name) for req in reqs], counts.device)
+                for name in ("frequency_penalty", "presence_penalty", "repetition_penalty")
+            )
+        )
+        self._penalties = of_requests.of(rows.among)
+
+    def apply(self, logits: torch.Tensor) -> None:
+        rows = self._rows
+        counts = counts_at_rows(self._counts, rows.blocks, rows.among, rows.depth)
+        logits[rows.index] = penalise(logits[rows.index], counts, self._penalties)
+
+    def advanced(self, accepted: Accepted) -> torch.Tensor:
+        rows = self._rows
+        return advance(self._counts, rows.blocks, accepted.num_emitted[rows.places])
+
+
+class _MinimumRows:
+    """Requests with a minimum length."""
+
+    def __init__(self, reqs: list[Any], rows: _Rows, stops: torch.Tensor) -> None:
+        self._rows, self._stops = rows, stops
+        prompt_lens = _to_device([len(req.origin_input_ids) for req in reqs], stops.device)
+        min_new = _to_device([req.sampling_params.min_new_tokens for req in reqs], stops.device)
+        # The row at the anchor's position predicts what follows the anchor.
+        self._num_before = rows.positions + 1 - prompt_lens[rows.among]
+        self._min_new = min_new[rows.among]
+
+    def apply(self, logits: torch.Tensor) -> None:
+        rows = self._rows
+        logits[rows.index] = forbid_early_stop(
+            logits[rows.index], self._stops[rows.among], self._num_before, self._min_new
+        )
+
+
+def _to_device(values: list[Any], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values).to(device, non_blocking=True)
