@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dcut_sglang.cost import CostTable, CostTableError
 
 BATCH_SIZES, KEEP_RATIOS, CONTEXTS = (1, 4, 16), (0.0, 0.25, 0.5, 1.0), (64, 256, 512)
-HEAD_ROWS = (1, 8, 64)
+HEAD_ROWS, SHORT_BLOCKS = (1, 8, 64), (3, 5)
 BLOCK_SIZE = 9  # 8 drafts, so that every ratio of the grid is a whole number of drafts
 
 
@@ -35,6 +35,8 @@ def random_table(seed: int = 0, low: float = 1.0, high: float = 100.0, **changes
         "fingerprint": {"model": "m", "threads": 1},
         "head_rows": HEAD_ROWS,
         "head_ms": rng.uniform(low, high, 3),
+        "short_blocks": SHORT_BLOCKS,
+        "short_draft_ms": rng.uniform(low, high, (2, 3, 3)),
     }
     return CostTable(**values | changes)
 
@@ -91,6 +93,28 @@ def test_tokens_are_clamped_and_keep_their_shape() -> None:
     for costs in (table.head, table.at(4, 64).draft_forward):
         assert costs(3).shape == () and costs([[3, 4], [5, 6]]).shape == (2, 2)
         assert costs(3).dtype == np.float64
+
+
+def test_short_blocks_have_their_own_forward() -> None:
+    table = random_table()
+    for s, size in enumerate(SHORT_BLOCKS):
+        for (b, bs), (x, context) in itertools.product(enumerate(BATCH_SIZES), enumerate(CONTEXTS)):
+            assert table.draft_forward(bs, context, size) == table.short_draft_ms[s, b, x]
+    assert table.draft_forward(4, 64, BLOCK_SIZE) == table.draft_forward(4, 64)
+    assert sorted(table.at(4, 64).forward_ms) == [*SHORT_BLOCKS, BLOCK_SIZE]
+    raised = table.monotone().short_draft_ms
+    assert raised.shape == (2, 3, 3) and (raised >= table.short_draft_ms).all()
+    assert (np.diff(raised, axis=1) >= 0).all() and (np.diff(raised, axis=2) >= 0).all()
+    with pytest.raises(KeyError):
+        table.draft_forward(4, 64, 4)
+
+
+def test_a_table_without_short_blocks_comes_back_from_its_file(tmp_path: Path) -> None:
+    table = random_table(short_blocks=(), short_draft_ms=np.zeros((0, 0, 0)))
+    table.save(tmp_path / "t.json")
+    loaded = CostTable.load(tmp_path / "t.json")
+    assert loaded.short_blocks == () and sorted(loaded.at(4, 64).forward_ms) == [BLOCK_SIZE]
+    assert loaded.monotone().short_blocks == ()
 
 
 def test_no_rows_need_no_head() -> None:
@@ -257,6 +281,8 @@ def test_save_and_load(tmp_path: Path) -> None:
     np.testing.assert_allclose(loaded.verify_ms, table.verify_ms, rtol=0, atol=5.1e-5)
     np.testing.assert_allclose(loaded.draft_ms, table.draft_ms, rtol=0, atol=5.1e-5)
     np.testing.assert_allclose(loaded.head_ms, table.head_ms, rtol=0, atol=5.1e-5)
+    assert loaded.short_blocks == table.short_blocks
+    np.testing.assert_allclose(loaded.short_draft_ms, table.short_draft_ms, rtol=0, atol=5.1e-5)
     loaded.save(path)  # what is in a file comes back as it was
     again = CostTable.load(path)
     assert np.array_equal(again.verify_ms, loaded.verify_ms)
@@ -312,6 +338,11 @@ def test_another_version_is_refused_with_both(version: Any) -> None:
         ({"head_rows": [0, 8, 64]}, "head_rows must be ascending, from 1 on"),
         ({"head_rows": []}, "head_rows must be ascending"),
         ({"head_rows": None}, "damaged"),
+        ({"short_blocks": [5, 3]}, "short_blocks must ascend between 2 and 8"),
+        ({"short_blocks": [3, 9]}, "short_blocks must ascend between 2 and 8"),
+        ({"short_blocks": [1, 5]}, "short_blocks must ascend between 2 and 8"),
+        ({"short_blocks": [3]}, "short_draft_ms must have shape"),
+        ({"short_draft_ms": [[[math.nan] * 3] * 3] * 2}, "short_draft_ms must hold finite"),
         ({"batch_sizes": [1, 16, 4]}, "batch_sizes must be ascending"),
         ({"batch_sizes": [1, 4, 4]}, "batch_sizes must be ascending"),
         ({"batch_sizes": []}, "batch_sizes must be ascending"),

@@ -217,6 +217,15 @@ def test_random_modes_draft_for_all_some_and_none() -> None:
         assert lens[others].tolist() == [1] * len(others)
 
 
+def test_random_block_sizes_repeat_and_cover_what_can_be_drafted() -> None:
+    forced, sizes = Forced(random_seed=5), (3, 5, BLOCK_SIZE)
+    drawn = [forced.draft_block_size(sizes, step) for step in range(60)]
+    assert drawn == [forced.draft_block_size(sizes, step) for step in range(60)]
+    assert all(drawn.count(size) >= 8 for size in sizes)
+    assert Forced(ratio=0.5).draft_block_size(sizes, 0) == BLOCK_SIZE
+    assert Forced(random_seed=5).draft_block_size((BLOCK_SIZE,), 0) == BLOCK_SIZE
+
+
 def test_random_stages_repeat_and_stop_everywhere() -> None:
     forced = Forced(random_seed=5)
     global_state = torch.get_rng_state()

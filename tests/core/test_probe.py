@@ -32,6 +32,7 @@ class Machine:
     context: int = 0
     executed: list[tuple[int, int, int]] = field(default_factory=list)
     headed: list[int] = field(default_factory=list)
+    drafted: set[tuple[int, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(0)
@@ -45,8 +46,12 @@ class Machine:
     def open(self, bs: int, context: int) -> None:
         self.bs, self.context = bs, context
 
-    def draft(self) -> None:
-        self._spend(self.draft_s * self.bs)
+    def draft_block_s(self, bs: int, block_size: int) -> float:
+        return self.draft_s * bs * (1 + block_size / BLOCK_SIZE) / 2
+
+    def draft(self, block_size: int) -> None:
+        self._spend(self.draft_block_s(self.bs, block_size))
+        self.drafted.add((self.bs, block_size))
 
     def head_s(self, rows: int) -> float:
         return self.head_base_s + self.head_row_s * rows
@@ -61,10 +66,13 @@ class Machine:
         return num_rows - self.miscount
 
 
-def probe(machine: Machine, budget_s: float, max_bs: int = 16) -> ProbeReport:
+def probe(
+    machine: Machine, budget_s: float, max_bs: int = 16, short_blocks: tuple[int, ...] = ()
+) -> ProbeReport:
     return probe_costs(
         machine,
         block_size=BLOCK_SIZE,
+        short_blocks=short_blocks,
         max_bs=max_bs,
         contexts=(64, 512),
         budget_s=budget_s,
@@ -76,7 +84,7 @@ def probe(machine: Machine, budget_s: float, max_bs: int = 16) -> ProbeReport:
 
 def test_table_holds_the_machine_s_costs_and_only_what_ran() -> None:
     machine = Machine()
-    report = probe(machine, budget_s=60)
+    report = probe(machine, budget_s=60, short_blocks=(4, 8))
     table = report.table
     assert table.batch_sizes == (1, 2, 4, 8, 16)
     assert table.keep_ratios == (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -91,6 +99,10 @@ def test_table_holds_the_machine_s_costs_and_only_what_ran() -> None:
                     1e3 * machine.verify_s(bs, rows, context)
                 )
         assert table.draft_ms[i] == pytest.approx(1e3 * machine.draft_s * bs)
+        for short_ms, size in zip(table.short_draft_ms, (4, 8), strict=True):
+            assert (bs, size) in machine.drafted
+            assert short_ms[i] == pytest.approx(1e3 * machine.draft_block_s(bs, size))
+    assert table.short_blocks == (4, 8)
     assert report.num_steps == len(machine.executed)
     assert table.head_rows == (1, 4, 16, 64, 240) and set(machine.headed) == {1, 4, 16, 64, 240}
     assert table.head_ms == pytest.approx([1e3 * machine.head_s(n) for n in table.head_rows])

@@ -449,4 +449,9 @@ def test_the_load_command_prints_rows(capsys: pytest.CaptureFixture[str]) -> Non
     args = ["--load", "--concurrency", "2", "--requests", "4", "--costs", "flat-moe-h20"]
     assert main(args) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["policy"] for row in rows] == ["plain", "full", "D-Cut as published", "ours"]
+    assert [row["policy"] for row in rows] == [
+        "plain",
+        "full",
+        "D-Cut as published",
+        "selector alone",
+    ]

@@ -188,6 +188,8 @@ def costs() -> CostTable:
         np.array([[3.0, 3.5], [4.0, 4.5]]),
         head_rows=(1, 12),
         head_ms=np.array([2.0, 5.0]),
+        short_blocks=(3,),
+        short_draft_ms=np.array([[[1.0, 1.5], [2.0, 2.5]]]),
     )
 
 
@@ -205,13 +207,14 @@ def test_a_recorded_run_is_reproduced(tmp_path: Path) -> None:
             deep = int(rng.integers(0, num_drafted + 1))
             depth = np.zeros(bs, dtype=int)
             depth[:num_drafted], depth[:deep] = 2, BLOCK - 1
+            block_size = BLOCK if deep else 3  # nobody needs the last draft
             lens = rng.integers(1, depth + 2)
             accepted = rng.integers(0, lens)
             contexts = rng.integers(5, 30, bs)
             context = float(contexts.mean())
             ms = float(table.verify(bs, int(lens.sum()), context))
             if num_drafted:
-                ms += float(table.draft_forward(num_drafted, context))
+                ms += float(table.draft_forward(num_drafted, context, block_size))
                 # Where all go all the way, one stage and two look the same in a trace.
                 second = (deep, BLOCK - 3) if deep < num_drafted else (0, 0)
                 first = 2 if deep < num_drafted else BLOCK - 1
@@ -229,8 +232,11 @@ def test_a_recorded_run_is_reproduced(tmp_path: Path) -> None:
                 confidence=np.where(computed, 0.5, 0.0) if num_drafted else None,
                 mode="speculate" if num_drafted else "plain",
                 measured_ms=1.1 * ms,
+                draft_block_size=block_size,
             )
-    result = reproduce(read_trace(tmp_path / "t"), table)
+    trace = read_trace(tmp_path / "t")
+    assert {step.draft_block_size for step in trace.steps} == {3, BLOCK}
+    result = reproduce(trace, table)
     assert (result.tokens, result.rows, result.steps) == (tokens, rows, 50)
     assert result.predicted_ms == pytest.approx(predicted)
     assert result.time_error == pytest.approx(1 / 1.1 - 1, abs=1e-5)

@@ -204,6 +204,24 @@ def test_equal_histories_give_equal_predictions() -> None:
     assert run() == run()
 
 
+@given(seeds, prices, st.integers(0, DEPTH))
+def test_what_lies_beyond_a_depth_is_the_mean_of_the_last_blocks(
+    seed: int, prices: Prices, depth: int
+) -> None:
+    """Written out; what was not computed goes on at its pace, for strangers too."""
+    rng = np.random.default_rng(seed)
+    model = ValueModel(DEPTH)
+    gains: list[float] = []
+    for _ in range(int(rng.integers(1, 7))):
+        computed, value = int(rng.integers(1, DEPTH + 1)), float(rng.uniform(0.3, 1))
+        model.observe(["a"], *blocks([value], computed), prices)
+        ahead = value ** np.arange(depth + 1, DEPTH + 1)
+        gains.insert(0, np.maximum(ahead - prices.row_tokens, 0).sum())
+    want = np.average(gains[:4], weights=0.7 ** np.arange(len(gains[:4])))
+    found = model.beyond(model.rows_of(["a", "stranger"]), depth, prices)
+    assert found == pytest.approx([want, gains[-1]], rel=1e-4, abs=1e-5)
+
+
 # -- memory --------------------------------------------------------------------------------------
 
 
