@@ -30,13 +30,13 @@ IntArray = npt.NDArray[np.int64]
 
 _IDENTITY = np.array([0.0, 1.0])
 # Weight of the identity against outcomes on what positions share, and of that on each position.
-_SHARED_PRIOR = np.diag([10.0, 10.0])
-_POSITION_PRIOR = np.diag([20.0, 20.0])
+_SHARED_PRIOR = np.diag([30.0, 30.0])
+_POSITION_PRIOR = np.diag([30.0, 30.0])
 # Outcomes over which evidence is forgotten, per parameter pair.
 _MEMORY_OUTCOMES = 4_000
 # Regressions move after so many outcomes: often enough, and a tenth of the work.
 _OUTCOMES_AT_A_TIME = 64
-_MIN_SLOPE = 0.1
+_MIN_SLOPE, _MAX_SLOPE = 0.1, 3.0
 _MAX_OFFSET = 5.0
 # Confidences are taken as at most this sure, so that a single logit cannot rule.
 _MAX_LOGIT = 9.0
@@ -168,7 +168,7 @@ def _newton(
     step = np.linalg.solve(weight, (gradient + pull)[..., None])[..., 0]
     moved = parameters + np.clip(step, -0.5, 0.5)
     moved[:, 0] = np.clip(moved[:, 0], -_MAX_OFFSET, _MAX_OFFSET)
-    moved[:, 1] = np.maximum(moved[:, 1], _MIN_SLOPE)
+    moved[:, 1] = np.clip(moved[:, 1], _MIN_SLOPE, _MAX_SLOPE)
     return moved, weight
 
 

@@ -71,7 +71,7 @@ class CostCorrection:
         self._forward = np.zeros(len(probed.batch_sizes))
         self._head = np.zeros(len(probed.head_rows))
         self._overhead_ms = {True: 0.0, False: 0.0}
-        self._has_overhead = {True: False, False: False}
+        self._num_overheads = {True: 0, False: 0}
         self._log_error = 0.0
         self.alarm = False
 
@@ -124,13 +124,13 @@ class CostCorrection:
         return self._note_error(measured / predicted)
 
     def _note_overhead(self, drafting: bool, other_ms: float) -> None:
-        before = self._overhead_ms[drafting]
-        if not self._has_overhead[drafting]:
-            self._has_overhead[drafting], self._overhead_ms[drafting] = True, other_ms
-        else:
-            # A single slow step (a garbage collection, say) moves it little.
-            moved = min(other_ms, 2 * before + 0.1)
-            self._overhead_ms[drafting] = before + _RATE * (moved - before)
+        before, count = self._overhead_ms[drafting], self._num_overheads[drafting]
+        # A single slow step (a garbage collection, say) moves it little; a slow first one, which
+        # nothing tells from others, is soon averaged away.
+        moved = min(other_ms, 2 * before + 0.1) if count else other_ms
+        rate = max(_RATE, 1 / (count + 1))
+        self._overhead_ms[drafting] = before + rate * (moved - before)
+        self._num_overheads[drafting] = count + 1
 
     def _note_error(self, ratio: float) -> bool:
         self._log_error += (math.log(max(ratio, 1e-3)) - self._log_error) / _ALARM_STEPS

@@ -39,6 +39,9 @@ class Comparison:
     Attributes:
         cells: by policy. ``knowing`` is the best that its search found, or a server's policy
             where one does better: knowing more, it could imitate it. ``clairvoyant`` likewise.
+            Both act on the whole batch: they draft for everybody, in whole blocks and to one
+            depth, or for nobody. "Ours" may draft for some, each as deep as pays, and in shorter
+            blocks, so it is not imitated, and its share of what they reach may exceed 1.
         searched: the two bounds as their searches found them, without imitation.
     """
 
@@ -147,12 +150,13 @@ def compare(
                 num_worlds=worlds,
                 seed=seed,
             )
+        imitable = [cell for label, cell in cells.items() if label not in variants]
         rate = max(cell.tokens_per_ms for cell in cells.values())
         searched = {
             KNOWING: search_prices(partial(_run_knowing, run), believed, rate),
             CLAIRVOYANT: _best(run(Clairvoyant(bank, cost, context), CLAIRVOYANT)),
         }
-        cells[KNOWING] = _best([searched[KNOWING], *cells.values()])
+        cells[KNOWING] = _best([searched[KNOWING], *imitable])
         cells[CLAIRVOYANT] = _best([searched[CLAIRVOYANT], cells[KNOWING]])
         yield Comparison(bs, cells, searched)
 

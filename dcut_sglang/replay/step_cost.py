@@ -28,10 +28,9 @@ class StepCost:
         self.table = table
         self._contexts = np.asarray(table.contexts, dtype=np.float64)
         self._bs_measured = table.batch_sizes[0] <= bs <= table.batch_sizes[-1]
-        sizes = np.asarray(table.batch_sizes, dtype=np.float64)
+        self._sizes = sizes = np.asarray(table.batch_sizes, dtype=np.float64)
         at_bs = np.array([float(bs)])
         self._verify_ms = _interpolate(sizes, table.verify_ms, at_bs)[0].T  # [X, R]
-        self._draft_ms = _interpolate(sizes, table.draft_ms, at_bs)[0]  # [X]
         # float64 [R, bs * (D-1) + 1]: weight of each measured ratio in each number of drafts.
         ratio = np.arange(bs * self.max_depth + 1) / (bs * self.max_depth)
         self._weights = np.stack(
@@ -68,7 +67,8 @@ class StepCost:
     def draft(self, context: FloatArray, depth: IntArray | int | None = None) -> FloatArray:
         """Milliseconds float64 [W] of drafting for everybody: a forward over whole blocks, and
         the head over the first ``depth`` drafts of each (None: all) at once."""
-        forward = _interpolate(self._contexts, self._draft_ms, context)
+        by_size = _interpolate(self._contexts, self.table.draft_ms.T, context)  # [W, B]
+        forward = _interpolate(self._sizes, by_size.T, np.array([float(self.bs)]))[0]
         depth = self.max_depth if depth is None else np.asarray(depth)
         return forward + self.table.head(self.bs * depth)
 

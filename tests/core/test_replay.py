@@ -127,10 +127,6 @@ def test_step_cost_drafts_as_the_cost_table(seed: int, bs: int, context: float) 
     np.testing.assert_allclose(cost.draft(at, depth), forward + table.head(bs * depth), rtol=1e-9)
 
 
-@pytest.mark.xfail(
-    reason="StepCost interpolates the draft by batch size first, CostTable by context first; "
-    "where the floor of a tenth binds, the order shows"
-)
 @settings(max_examples=40, deadline=None)
 @given(seed=seeds, bs=st.sampled_from([1, 3, 12]), context=st.floats(0, 200))
 def test_step_cost_drafts_as_the_cost_table_beyond_what_was_measured(
@@ -295,7 +291,9 @@ def test_no_policy_beats_the_bounds(bs: int) -> None:
     (result,) = compare(AnchorBank.load(), table, [bs], num_tokens=600, num_worlds=16)
     assert result.failed_searches() == []
     best = result.cells[KNOWING].tokens_per_ms
-    assert all(c.tokens_per_ms <= best for k, c in result.cells.items() if k != CLAIRVOYANT)
+    # The bounds act on the whole batch; "ours" has more choices (see ``Comparison``).
+    beyond = (CLAIRVOYANT, "ours")
+    assert all(c.tokens_per_ms <= best for k, c in result.cells.items() if k not in beyond)
     assert result.cells[CLAIRVOYANT].tokens_per_ms >= best
     assert result.share_of_knowing(KNOWING) == 1
     assert result.clairvoyant_regret(CLAIRVOYANT) == 0
