@@ -2,8 +2,10 @@
 
 A table measured at start-up is wrong where it interpolates, and becomes wrong when the machine
 changes under it. Every step that is timed on the table's own clock moves the cells around it by
-a part of the difference, each within bounds. What a step spends outside of the measured parts
-(planning, selection, bookkeeping) is kept as an overhead, apart for steps that draft.
+a part of the difference, each within bounds; the first visits of a cell count most. The cells are
+those of a grid of its own, so that a table probed in haste is refined where steps run. What a
+step spends outside of the measured parts (planning, selection, bookkeeping) is kept as an
+overhead, apart for steps that draft.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ from dcut_sglang.cost import CostTable
 
 FloatArray = npt.NDArray[np.float64]
 
-# Share of a difference by which one step moves a cell that it lies on.
+# Share of a difference by which one step moves a cell that it lies on, once it has been visited
+# often; the n-th visit moves it by 1/n before that.
 _RATE = 0.05
+# Most steps keep a draft or two per request, so the grid is finest there.
+_KEEP_RATIOS = (0.0, 0.07, 0.14, 0.25, 0.5, 1.0)
 # One step never counts for more than this factor, and no cell moves by more than that one.
 _MAX_STEP_FACTOR = 1.5
 _MAX_FACTOR = 3.0
@@ -61,15 +66,18 @@ class CostCorrection:
 
     Args:
         probed: the table as measured at start-up; its contexts share their factors.
+        max_bs: largest batch that the server can run.
     """
 
-    def __init__(self, probed: CostTable) -> None:
+    def __init__(self, probed: CostTable, max_bs: int) -> None:
+        sizes = {min(1 << i, max_bs) for i in range(max_bs.bit_length() + 1)}
+        probed = probed.resampled(tuple(sorted(sizes)), _KEEP_RATIOS)
         self.probed = probed
         self.table = probed
         self.num_steps = 0
-        self._verify = np.zeros((len(probed.batch_sizes), len(probed.keep_ratios)))
-        self._forward = np.zeros(len(probed.batch_sizes))
-        self._head = np.zeros(len(probed.head_rows))
+        self._verify = _Factors((len(probed.batch_sizes), len(probed.keep_ratios)))
+        self._forward = _Factors((len(probed.batch_sizes),))
+        self._head = _Factors((len(probed.head_rows),))
         self._overhead_ms = {True: 0.0, False: 0.0}
         self._num_overheads = {True: 0, False: 0}
         self._log_error = 0.0
@@ -93,20 +101,19 @@ class CostCorrection:
         ratio = (step.rows - step.bs) / (step.bs * (table.block_size - 1))
         at_size = _weights(table.batch_sizes, step.bs)
         weights = at_size[:, None] * _weights(table.keep_ratios, ratio)
-        _move(self._verify, weights, step.verify_ms, predicted_verify)
+        self._verify.move(weights, step.verify_ms, predicted_verify)
         if step.num_drafted:
             forward_ms = float(
                 table.draft_forward(step.num_drafted, step.context, step.draft_block_size)
             )
             head_ms = float(table.head(np.array(step.head_rows)).sum())
-            _move(
-                self._forward,
+            self._forward.move(
                 _weights(table.batch_sizes, step.num_drafted),
                 step.forward_ms,
                 forward_ms,
             )
             of_stages = np.array([_weights(table.head_rows, rows) for rows in step.head_rows])
-            _move(self._head, of_stages.mean(axis=0), step.head_ms, head_ms)
+            self._head.move(of_stages.mean(axis=0), step.head_ms, head_ms)
             predicted += forward_ms + head_ms
             measured += step.forward_ms + step.head_ms
         self._note_overhead(step.num_drafted > 0, step.other_ms)
@@ -114,12 +121,12 @@ class CostCorrection:
         if self.num_steps % _REFRESH_STEPS == 0:
             self.table = replace(
                 self.probed,
-                verify_ms=self.probed.verify_ms * np.exp(self._verify)[:, :, None],
-                draft_ms=self.probed.draft_ms * np.exp(self._forward)[:, None],
-                short_draft_ms=self.probed.short_draft_ms * np.exp(self._forward)[:, None]
+                verify_ms=self.probed.verify_ms * self._verify.factors[:, :, None],
+                draft_ms=self.probed.draft_ms * self._forward.factors[:, None],
+                short_draft_ms=self.probed.short_draft_ms * self._forward.factors[:, None]
                 if self.probed.short_blocks
                 else self.probed.short_draft_ms,
-                head_ms=self.probed.head_ms * np.exp(self._head),
+                head_ms=self.probed.head_ms * self._head.factors,
             )
         return self._note_error(measured / predicted)
 
@@ -147,9 +154,9 @@ class CostCorrection:
             "error_ratio": round(self.error_ratio, 4),
             "overhead_ms": round(self._overhead_ms[False], 4),
             "overhead_drafting_ms": round(self._overhead_ms[True], 4),
-            "verify_factor": np.round(np.exp(self._verify), 3).tolist(),
-            "draft_factor": np.round(np.exp(self._forward), 3).tolist(),
-            "head_factor": np.round(np.exp(self._head), 3).tolist(),
+            "verify_factor": np.round(self._verify.factors, 3).tolist(),
+            "draft_factor": np.round(self._forward.factors, 3).tolist(),
+            "head_factor": np.round(self._head.factors, 3).tolist(),
         }
 
 
@@ -159,11 +166,23 @@ def _weights(axis: tuple[int, ...] | tuple[float, ...], value: float) -> FloatAr
     return np.array([np.interp(value, grid, unit) for unit in np.eye(len(grid))])
 
 
-def _move(factors: FloatArray, weights: FloatArray, measured: float, predicted: float) -> None:
-    """Move log factors, each by its weight, towards explaining what was measured."""
-    if measured <= 0 or predicted <= 0:
-        return
-    most = math.log(_MAX_STEP_FACTOR)
-    error = float(np.clip(math.log(measured / predicted), -most, most))
-    factors += _RATE * error * weights
-    np.clip(factors, -math.log(_MAX_FACTOR), math.log(_MAX_FACTOR), out=factors)
+class _Factors:
+    """Factors on cells of one kind, as logarithms, and how often each was visited."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._log = np.zeros(shape)
+        self._visits = np.zeros(shape)
+
+    @property
+    def factors(self) -> FloatArray:
+        return np.exp(self._log)
+
+    def move(self, weights: FloatArray, measured: float, predicted: float) -> None:
+        """Move towards explaining what was measured, each cell by its weight."""
+        if measured <= 0 or predicted <= 0:
+            return
+        most = math.log(_MAX_STEP_FACTOR)
+        error = float(np.clip(math.log(measured / predicted), -most, most))
+        self._visits += weights
+        self._log += np.maximum(_RATE, 1 / (1 + self._visits)) * error * weights
+        np.clip(self._log, -math.log(_MAX_FACTOR), math.log(_MAX_FACTOR), out=self._log)

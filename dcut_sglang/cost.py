@@ -168,6 +168,29 @@ class CostTable:
             short_draft_ms=short_draft_ms,
         )
 
+    def resampled(self, batch_sizes: tuple[int, ...], keep_ratios: tuple[float, ...]) -> CostTable:
+        """The same costs on another grid, between this one's cells and beyond them."""
+        depth = self.block_size - 1
+        ratios = np.array(keep_ratios)
+        verify_ms = np.array(
+            [
+                [self.verify(bs, bs + ratios * bs * depth, x) for x in self.contexts]
+                for bs in batch_sizes
+            ]
+        ).transpose(0, 2, 1)
+        draft_ms = [
+            np.array([self.draft_forward(batch_sizes, x, size) for x in self.contexts]).T
+            for size in (*self.short_blocks, self.block_size)
+        ]
+        return replace(
+            self,
+            batch_sizes=batch_sizes,
+            keep_ratios=keep_ratios,
+            verify_ms=verify_ms,
+            draft_ms=draft_ms[-1],
+            short_draft_ms=np.array(draft_ms[:-1]) if self.short_blocks else self.short_draft_ms,
+        )
+
     def require_fingerprint(self, expected: Mapping[str, Any]) -> None:
         """Refuse a table that was measured under other conditions.
 

@@ -26,14 +26,15 @@ MAX_REPEATS = 5
 _SAFETY = 1.3
 # Share of the budget that the first pass over the grid may be predicted to take.
 _FIRST_PASS_SHARE = 0.6
-_ALL_RATIOS = (0.0, 0.25, 0.5, 0.75, 1.0)
+# Most steps keep a draft or two per request, so the grid is finest there.
+_ALL_RATIOS = (0.0, 0.1, 0.25, 0.5, 1.0)
 # Finest first: factor between batch sizes, keep ratios.
 _LEVELS: tuple[tuple[int, tuple[float, ...]], ...] = (
     (2, _ALL_RATIOS),
     (4, _ALL_RATIOS),
     (4, (0.0, 0.25, 1.0)),
     (8, (0.0, 0.25, 1.0)),
-    (1 << 30, (0.0, 1.0)),
+    (1 << 30, (0.0, 0.25, 1.0)),
 )
 
 
@@ -111,8 +112,10 @@ def probe_costs(
     done: list[int] = []
     for bs in batch_sizes:
         expected_s = len(contexts) * _row_seconds(bs, ratios, block_size, estimate)
-        # Without the first batch size there is no table at all.
-        deadline = probe.deadline if done else math.inf
+        # A table that ends at small batches says nothing about large ones, where a wrong cost
+        # hurts most: the coarsest grid is measured whole, whatever the time.
+        is_least = bs == batch_sizes[0] or len(batch_sizes) == 2
+        deadline = math.inf if is_least else probe.deadline
         if clock() + expected_s > deadline or not all(
             probe.measure(bs, ratios, context, deadline) for context in contexts
         ):

@@ -24,13 +24,16 @@ class Learning:
     Args:
         selector: its cost table is replaced as it is corrected.
         controller: learns from outcomes.
+        max_bs: largest batch that the server can run.
         decides: whether this rank decides; the others learn nothing, since they do as it says.
     """
 
-    def __init__(self, selector: Selector, controller: Controller, decides: bool) -> None:
+    def __init__(
+        self, selector: Selector, controller: Controller, max_bs: int, decides: bool
+    ) -> None:
         config = selector.config
         corrects = decides and config.cost_correction and not config.deterministic
-        self.correction = CostCorrection(selector.cost) if corrects else None
+        self.correction = CostCorrection(selector.cost, max_bs) if corrects else None
         self._selector = selector
         self._controller = controller
         self._ended_s: float | None = None  # of the last decode step, if nothing ran since

@@ -70,7 +70,12 @@ class DCutWorker(DFlashWorkerV2):
         # Each stage of the head is decided on the host: on a CPU that is free.
         on_cpu = torch.device(self.device).type == "cpu"
         self.controller = Controller(self.selector, has_stages=on_cpu)
-        self.learning = Learning(self.selector, self.controller, self.ranks.decides)
+        self.learning = Learning(
+            self.selector,
+            self.controller,
+            int(self.model_runner.max_running_requests),
+            self.ranks.decides,
+        )
         if self.ranks.decides:
             self.trace = open_trace(self.config, self.block_size, dict(cost.fingerprint))
         self.metrics.reset()

@@ -21,7 +21,7 @@ Float32Array = npt.NDArray[np.float32]
 
 _DATA = Path(__file__).parents[1] / "data"
 # What the drafter was trained for, and what it was not.
-HELD_OUT_TEXTS = _DATA / "smollm2_every_anchor.npz"
+HELD_OUT_TEXTS = _DATA / "smollm2_code.npz"
 OPEN_TEXTS = _DATA / "smollm2_chat.npz"
 
 
