@@ -251,11 +251,13 @@ class Controller:
         if not can or price_ms > self._explore_budget_ms:
             return decision
         self._explore_budget_ms -= price_ms
+        rows = decision.num_rows + np.array([0, extra])
+        before_ms, after_ms = plan.costs.verify(rows)
         return replace(
             decision,
             num_kept=decision.num_kept + extra,
             num_rows=decision.num_rows + extra,
-            predicted_ms=decision.predicted_ms + price_ms,
+            predicted_ms=decision.predicted_ms + float(after_ms - before_ms),
         )
 
     def observe(

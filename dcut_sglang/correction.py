@@ -3,8 +3,8 @@
 A table measured at start-up is wrong where it interpolates, and becomes wrong when the machine
 changes under it. Every step that is timed on the table's own clock moves the cells around it by
 a part of the difference, each within bounds; the first visits of a cell count most. The cells are
-those of a grid of its own, so that a table probed in haste is refined where steps run. What a
-step spends outside of the measured parts (planning, selection, bookkeeping) is kept as an
+those of a finer grid (``refined``), so that a table probed in haste comes right where steps run.
+What a step spends outside of the measured parts (planning, selection, bookkeeping) is kept as an
 overhead, apart for steps that draft.
 """
 
@@ -65,13 +65,11 @@ class CostCorrection:
     """Factors on a cost table's cells.
 
     Args:
-        probed: the table as measured at start-up; its contexts share their factors.
-        max_bs: largest batch that the server can run.
+        probed: the table as measured at start-up (``refined``: its cells are what can be
+            corrected); its contexts share their factors.
     """
 
-    def __init__(self, probed: CostTable, max_bs: int) -> None:
-        sizes = {min(1 << i, max_bs) for i in range(max_bs.bit_length() + 1)}
-        probed = probed.resampled(tuple(sorted(sizes)), _KEEP_RATIOS)
+    def __init__(self, probed: CostTable) -> None:
         self.probed = probed
         self.table = probed
         self.num_steps = 0
@@ -158,6 +156,12 @@ class CostCorrection:
             "draft_factor": np.round(self._forward.factors, 3).tolist(),
             "head_factor": np.round(self._head.factors, 3).tolist(),
         }
+
+
+def refined(probed: CostTable, max_bs: int) -> CostTable:
+    """A probed table on a grid that is fine enough to be corrected, up to ``max_bs`` requests."""
+    sizes = {min(1 << i, max_bs) for i in range(max_bs.bit_length() + 1)}
+    return probed.resampled(tuple(sorted(sizes)), _KEEP_RATIOS)
 
 
 def _weights(axis: tuple[int, ...] | tuple[float, ...], value: float) -> FloatArray:

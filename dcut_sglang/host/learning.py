@@ -10,7 +10,7 @@ import torch
 
 from dcut_sglang.accept import Accepted
 from dcut_sglang.controller import Controller, Plan
-from dcut_sglang.correction import CostCorrection, MeasuredStep
+from dcut_sglang.correction import CostCorrection, MeasuredStep, refined
 from dcut_sglang.host.draft import DraftBlock
 from dcut_sglang.host.metrics import StepTimer
 from dcut_sglang.selector import Decision, Selector
@@ -33,7 +33,7 @@ class Learning:
     ) -> None:
         config = selector.config
         corrects = decides and config.cost_correction and not config.deterministic
-        self.correction = CostCorrection(selector.cost, max_bs) if corrects else None
+        self.correction = CostCorrection(refined(selector.cost, max_bs)) if corrects else None
         self._selector = selector
         self._controller = controller
         self._ended_s: float | None = None  # of the last decode step, if nothing ran since

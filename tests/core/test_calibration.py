@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from early import EARLY_TEXTS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,7 +38,7 @@ def learnt(rng: np.random.Generator, num_steps: int = 20) -> Calibration:
 
 @cache
 def home() -> AnchorBank:
-    return AnchorBank.load()
+    return AnchorBank.load(EARLY_TEXTS)
 
 
 def distorted(shift: float, scale: float) -> np.ndarray:

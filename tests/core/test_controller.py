@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from early import EARLY_COSTS, EARLY_TEXTS
 
 from dcut_sglang.config import DCutConfig
 from dcut_sglang.controller import Controller, Plan
 from dcut_sglang.cost import CostTable
 from dcut_sglang.force import Forced
 from dcut_sglang.replay.anchors import AnchorBank
-from dcut_sglang.replay.cli import CPU_COSTS
 from dcut_sglang.replay.controlled import replay_controlled
 from dcut_sglang.replay.policies import Plain, expected_accepted, keep_best, ours, rank
 from dcut_sglang.replay.run import replay
@@ -22,7 +22,7 @@ from dcut_sglang.replay.step_cost import StepCost
 from dcut_sglang.selector import Decision, Selector
 from dcut_sglang.stages import PayingStages, WholeBlock, compute_in_stages, nothing_computed
 
-TABLE = CostTable.load(CPU_COSTS)
+TABLE = CostTable.load(EARLY_COSTS)
 DEPTH = TABLE.block_size - 1
 HARD, EASY = 0.1, 0.97
 
@@ -31,7 +31,7 @@ Texts = Callable[[Hashable, int], float]
 
 
 def texts(kind: str) -> AnchorBank:
-    bank = AnchorBank.load()
+    bank = AnchorBank.load(EARLY_TEXTS)
     mean = [bank.accept[a:b].mean() for a, b in zip(bank.start[:-1], bank.start[1:], strict=True)]
     order = np.argsort(mean)
     third = bank.num_texts // 3

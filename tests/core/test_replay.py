@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from early import EARLY_COSTS, EARLY_TEXTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from dcut_sglang.cost import CostTable
 from dcut_sglang.replay.anchors import AnchorBank
 from dcut_sglang.replay.bounds import Clairvoyant, Knowing
 from dcut_sglang.replay.calibrated import Calibration, cross_fitted, isotonic
-from dcut_sglang.replay.cli import CPU_COSTS, main
+from dcut_sglang.replay.cli import main
 from dcut_sglang.replay.policies import (
     FixedLength,
     FixedRatio,
@@ -264,8 +265,8 @@ def test_replay_is_a_plain_loop(seed: int, bs: int) -> None:
 
 
 def test_replay_is_decided_by_its_seed() -> None:
-    bank = AnchorBank.load()
-    cost = StepCost(CostTable.load(CPU_COSTS), 4)
+    bank = AnchorBank.load(EARLY_TEXTS)
+    cost = StepCost(CostTable.load(EARLY_COSTS), 4)
     first, same, other = (
         replay(bank, Threshold(), cost, num_tokens=600, num_worlds=2, seed=s) for s in (1, 1, 2)
     )
@@ -276,8 +277,8 @@ def test_the_strategy_table_with_feedback() -> None:
     """Tokens per step at bs 32 as an independent replay of the same anchors measured them.
 
     That replay counted tokens beyond the end of a text, this one does not: up to 2 % less."""
-    bank = AnchorBank.load()
-    cost = StepCost(CostTable.load(CPU_COSTS), 32)
+    bank = AnchorBank.load(EARLY_TEXTS)
+    cost = StepCost(CostTable.load(EARLY_COSTS), 32)
     want = {"length 4": 74.2, "length 8": 87.8, "length 12": 91.6, "full": 93.1}
     cells = replay(bank, FixedLength((4, 8, 12)), cost, num_tokens=20_000)
     cells += replay(bank, FixedRatio((1.0,)), cost, num_tokens=20_000)
@@ -287,8 +288,8 @@ def test_the_strategy_table_with_feedback() -> None:
 
 @pytest.mark.parametrize("bs", [2, 16])
 def test_no_policy_beats_the_bounds(bs: int) -> None:
-    table = CostTable.load(CPU_COSTS)
-    (result,) = compare(AnchorBank.load(), table, [bs], num_tokens=600, num_worlds=16)
+    table = CostTable.load(EARLY_COSTS)
+    (result,) = compare(AnchorBank.load(EARLY_TEXTS), table, [bs], num_tokens=600, num_worlds=16)
     assert result.failed_searches() == []
     best = result.cells[KNOWING].tokens_per_ms
     # The bounds act on the whole batch; "ours" has more choices (see ``Comparison``).
@@ -301,8 +302,8 @@ def test_no_policy_beats_the_bounds(bs: int) -> None:
 
 
 def test_a_price_of_infinity_is_plain_decoding() -> None:
-    bank = AnchorBank.load()
-    cost = StepCost(CostTable.load(CPU_COSTS), 8)
+    bank = AnchorBank.load(EARLY_TEXTS)
+    cost = StepCost(CostTable.load(EARLY_COSTS), 8)
     (plain,) = replay(bank, Plain(), cost, num_tokens=400, num_worlds=2)
     (never,) = replay(
         bank, Knowing(bank.survival[None], [float("inf")]), cost, num_tokens=400, num_worlds=2
@@ -342,7 +343,7 @@ def test_calibration_learns_a_distortion() -> None:
 
 
 def test_calibrated_survival_of_a_text_ignores_its_outcomes() -> None:
-    bank = AnchorBank.load().subset(range(20))
+    bank = AnchorBank.load(EARLY_TEXTS).subset(range(20))
     before = cross_fitted(bank)
     first = slice(0, int(bank.start[1]))
     bank.accept[first] = 0
@@ -388,8 +389,8 @@ def test_a_full_width_trace_becomes_a_bank(tmp_path: Path) -> None:
 
 def test_a_million_steps_take_under_a_minute() -> None:
     """20,000 steps of 8 requests, timed; a million are 50 times that (about 15 s)."""
-    bank = AnchorBank.load()
-    table = CostTable.load(CPU_COSTS)
+    bank = AnchorBank.load(EARLY_TEXTS)
+    table = CostTable.load(EARLY_COSTS)
     cost = StepCost(table, 8)
     started = time.process_time()
     (cell,) = replay(bank, ours(table), cost, num_tokens=1_680, num_worlds=256)
@@ -404,7 +405,7 @@ def test_expected_accepted_starts_at_zero() -> None:
 
 
 def test_the_standard_policies_have_distinct_names() -> None:
-    labels = [x for p in standard_policies(CostTable.load(CPU_COSTS)) for x in p.labels]
+    labels = [x for p in standard_policies(CostTable.load(EARLY_COSTS)) for x in p.labels]
     assert len(labels) == len(set(labels))
 
 

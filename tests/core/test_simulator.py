@@ -7,23 +7,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from early import EARLY_COSTS, EARLY_TEXTS
 
 from dcut_sglang.cost import CostTable
 from dcut_sglang.published import h20
 from dcut_sglang.replay.anchors import AnchorBank
-from dcut_sglang.replay.cli import CPU_COSTS
 from dcut_sglang.replay.policies import FixedLength, FixedRatio, Plain, ours
 from dcut_sglang.replay.simulator import Load, simulate, texts_of_kind
 
 
 @pytest.fixture(scope="module")
 def bank() -> AnchorBank:
-    return AnchorBank.load()
+    return AnchorBank.load(EARLY_TEXTS)
 
 
 @pytest.fixture(scope="module")
 def table() -> CostTable:
-    return CostTable.load(CPU_COSTS)
+    return CostTable.load(EARLY_COSTS)
 
 
 def flat(block_size: int = 16, ms: float = 10.0) -> CostTable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from early import EARLY_TEXTS
 
 from dcut_sglang.cost import CostTable
 from dcut_sglang.replay.anchors import AnchorBank
@@ -36,7 +37,7 @@ class TopRows:
 
 @pytest.fixture(scope="module")
 def bank() -> AnchorBank:
-    return AnchorBank.load()
+    return AnchorBank.load(EARLY_TEXTS)
 
 
 @pytest.fixture(scope="module")

@@ -68,6 +68,8 @@ def dcut(logs: Path) -> Iterator[Server]:
 def dcut_paged(logs: Path) -> Iterator[Server]:
     """DCUT the other way: synchronous, no radix cache, pages of 16, with seeds, traced."""
     settings = {**SETTINGS, "trace_path": str(logs / "steps.trace"), "trace_max_mb": 32}
+    # Its trace is compared with the table: costs stay as probed.
+    settings |= {"cost_correction": False}
     args = (
         *COMMON_ARGS,
         *SPECULATE,

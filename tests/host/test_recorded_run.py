@@ -45,9 +45,7 @@ def test_the_selector_s_prediction_is_in_the_trace(dcut_paged: Server, logs: Pat
     trace = recorded(dcut_paged, logs, {"dcut_force_ratio": -1})
     cost = CostTable.from_json(dcut_paged.dcut()["cost_table"])
     for step in trace.steps:
-        expected = cost.verify(step.bs, int(step.verify_lens.sum()), step.contexts.mean())
-        if step.num_drafted:
-            expected += cost.draft(step.num_drafted, step.contexts.mean())
+        expected = reproduce(replace(trace, steps=(step,)), cost).predicted_ms
         np.testing.assert_allclose(step.predicted_ms, expected, rtol=1e-3)
 
 
