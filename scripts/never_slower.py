@@ -2,7 +2,8 @@
 
 The three servers are up together; waves of held-out prompts go to them in turn, at each
 concurrency and for easy, hard and mixed prompts. Compared are tokens per CPU-second of the
-scheduler process, decoding only, paired by wave. ``QUICK=1`` runs four cells. The last line of
+scheduler process, decoding only, paired by wave, over the time in which at least 85 % of the
+slots are busy. ``QUICK=1`` runs four cells. The last line of
 output is JSON; the exit status is 1 where DCUT is slower beyond noise.
 """
 
@@ -24,7 +25,7 @@ from dcut_sglang.bench.arms import COMMON_ARGS, PAIRS, make_server
 from dcut_sglang.bench.held_out import GROUPS, held_out_prompts, of_group
 from dcut_sglang.bench.server import REPO_ROOT, Server
 from dcut_sglang.bench.stats import Ratio, paired_ratio
-from dcut_sglang.bench.waves import Prompt, WaveResult, run_wave, warm
+from dcut_sglang.bench.waves import Prompt, WaveResult, run_steady_wave, warm
 
 ARMS = ("plain", "dflash", "dcut")
 QUICK_CELLS = ((1, "mixed"), (8, "mixed"), (32, "mixed"), (32, "hard"))
@@ -89,13 +90,13 @@ def measure(
 ) -> Cell:
     """Interleaved waves of one cell."""
     chosen = of_group(prompts, group)
-    num_requests = max(args.least_requests, concurrency)
+    num_requests = max(args.least_requests, args.requests_per_slot * concurrency)
     servers["dcut"].set_state(dcut_reset_metrics=1)
     waves: dict[str, list[WaveResult]] = {arm: [] for arm in ARMS}
     for wave in range(args.waves):
         batch = [chosen[(wave * num_requests + i) % len(chosen)] for i in range(num_requests)]
         for arm in ARMS[wave % 3 :] + ARMS[: wave % 3]:
-            waves[arm].append(run_wave(servers[arm], batch, concurrency, args.tokens))
+            waves[arm].append(run_steady_wave(servers[arm], batch, concurrency, args.tokens))
     cell = Cell(concurrency, group, waves, servers["dcut"].dcut())
     rates = ", ".join(f"{arm} {waves[arm][-1].tokens_per_cpu_s:.1f}" for arm in ARMS)
     say(
@@ -115,6 +116,7 @@ def row_of(cell: Cell, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
         threads=1,
         flags=list(COMMON_ARGS),
         tokens=args.tokens,
+        requests_per_slot=args.requests_per_slot,
         command=" ".join(["scripts/never_slower.py", *sys.argv[1:]]),
     )
     per_wave = {
@@ -145,7 +147,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.quick:
         plan = list(QUICK_CELLS)
     else:
-        plan = [(c, group) for c in args.concurrency for group in GROUPS]
+        plan = [(c, group) for c in args.concurrency for group in args.prompts]
     logs = REPO_ROOT / ".cache" / "never-slower-logs"
     say(f"{len(plan)} cells x {args.waves} waves x {len(ARMS)} servers in {dtype}; logs in {logs}")
     with ExitStack() as stack:
@@ -173,6 +175,8 @@ def main() -> int:
     parser.add_argument("--waves", type=int, default=3, help="waves per cell")
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per request")
     parser.add_argument("--least-requests", type=int, default=4, help="requests per wave, at least")
+    parser.add_argument("--requests-per-slot", type=int, default=3, help="requests of a wave")
+    parser.add_argument("--prompts", choices=GROUPS, nargs="+", default=list(GROUPS))
     result = run(parser.parse_args())
     print(json.dumps(result))
     return 0 if result["ok"] else 1
