@@ -54,7 +54,7 @@ class DCutConfig:
     draft_subsets: bool = True
     head_stages: tuple[int, ...] = (2, 5, 9)
     short_blocks: bool = True
-    min_gain: float = 0.01
+    min_gain: float = 0.02
     calibration: bool = True
     cost_correction: bool = True
     deterministic: bool = False

@@ -38,7 +38,7 @@ _LOOK_REQUESTS = 2
 _LOOK_TIME_SHARE = 0.01
 _EXPLORE_TIME_SHARE = 0.005
 # Tokens per request by which the gain may fall short before drafting stops.
-_HYSTERESIS = 0.01
+_HYSTERESIS = 0.02
 # Steps over which the price is averaged.
 _PRICE_STEPS = 30
 # Confidence assumed of a request of which nothing is known.

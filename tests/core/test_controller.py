@@ -196,8 +196,9 @@ def test_no_flapping_at_the_border() -> None:
         changes.append(int(np.count_nonzero(np.diff(speculates))))
         shares.append(float(np.mean(speculates)))
     assert shares[0] <= 0.01 and shares[-1] == 1
-    assert sum(count > 2 for count in changes) <= 2
-    assert max(changes) <= 40 and sum(changes) <= 60
+    # A band of hysteresis: few changes, met at a level or two more than without it.
+    assert sum(count > 2 for count in changes) <= 3
+    assert max(changes) <= 20 and sum(changes) <= 40
 
 
 def test_strangers_are_looked_at_first() -> None:
