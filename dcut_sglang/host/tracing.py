@@ -76,6 +76,7 @@ def write_step(
             tokens=drafts.tokens.cpu().numpy() if with_tokens and drafts is not None else None,
             forced=forced,
             draft_block_size=draft_block_size,
+            head_rows=() if drafts is None else drafts.computed.rows,
         )
     except OSError as error:
         logger.error("DCUT: the trace ends at step %d: %s", step, error)

@@ -46,17 +46,14 @@ class Reproduction:
 
 
 def _draft_ms(step: TraceStep, cost: CostTable, context: float) -> float:
-    """Forward and head's stages; a request's confidences end where its last stage did."""
-    if step.confidence is None or not step.num_drafted:
+    """Forward, and the head's stages."""
+    num_drafted = step.num_drafted
+    if not num_drafted:
         return 0.0
-    depths = (step.confidence > 0).sum(axis=1)
-    ends = np.unique(depths[depths > 0])
-    stage_rows = [
-        int((depths >= hi).sum()) * int(hi - lo)
-        for lo, hi in zip([0, *ends[:-1]], ends, strict=True)
-    ]
-    forward_ms = float(cost.draft_forward(step.num_drafted, context, step.draft_block_size))
-    return forward_ms + float(cost.head(np.array(stage_rows)).sum())
+    rows = step.head_rows or (num_drafted * (cost.block_size - 1),)
+    size = step.draft_block_size or cost.block_size
+    forward_ms = float(cost.draft_forward(num_drafted, context, size))
+    return forward_ms + float(cost.head(np.array(rows)).sum())
 
 
 def reproduce(trace: Trace, cost: CostTable) -> Reproduction:

@@ -7,9 +7,9 @@ Format, version 2 (little-endian). The file is a sequence of records,
 of four kinds: a HEADER (JSON: version, block size, what the writer was told about the run), a
 NAME (a text that later records refer to by its number: request ids and forced choices), a STEP,
 and an END (why the writer stopped). A STEP's payload is a fixed head followed by arrays over the
-bs requests: name number u32, context u32, verify length u8, accepted drafts u8, and, when the
-step drafted, the confidences as float32 [bs, D-1]; last, in every-anchor recordings, the tokens
-u32 [bs, D].
+bs requests: name number u32, context u32, verify length u8, accepted drafts u8; then the rows of
+the draft head's stages u32, and, when the step drafted, the confidences as float32 [bs, D-1];
+last, in every-anchor recordings, the tokens u32 [bs, D].
 
 Each record is one unbuffered write, so a process that dies loses at most the record it was
 writing; the reader returns every whole record before the damage.
@@ -73,6 +73,7 @@ class TraceStep:
         tokens: int64 [bs, D], anchors and drafts (0 where none was computed); None unless the
             trace was recorded with them.
         draft_block_size: D of the step's draft forward.
+        head_rows: rows of each stage of the draft head; () where it ran over whole blocks.
     """
 
     step: int
@@ -88,6 +89,7 @@ class TraceStep:
     confidence: Float32Array | None
     tokens: IntArray | None = None
     draft_block_size: int = 0
+    head_rows: tuple[int, ...] = ()
 
     @property
     def bs(self) -> int:
@@ -179,7 +181,9 @@ def read_trace(path: Path | str) -> Trace:
 
 def _read_step(payload: bytes, block_size: int, names: Sequence[str]) -> TraceStep:
     head = STEP_HEAD.unpack_from(payload)
-    step, bs, speculate, has, last_place, forced, predicted_ms, measured_ms, *phases = head
+    step, bs, speculate, has, last_place, num_stages, forced, predicted_ms, measured_ms, *phases = (
+        head
+    )
     at = STEP_HEAD.size
 
     def take(dtype: str, count: int) -> npt.NDArray[Any]:
@@ -199,6 +203,7 @@ def _read_step(payload: bytes, block_size: int, names: Sequence[str]) -> TraceSt
         contexts=take("<u4", bs).astype(np.int64),
         verify_lens=take("u1", bs).astype(np.int64) + 1,
         accepted=take("u1", bs).astype(np.int64),
+        head_rows=tuple(take("<u4", num_stages).tolist()),
         confidence=(
             take("<f4", bs * (block_size - 1)).reshape(bs, -1).copy()
             if has & HAS_CONFIDENCE

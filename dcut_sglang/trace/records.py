@@ -14,8 +14,9 @@ Mode = Literal["speculate", "plain"]
 HEADER, NAME, STEP, END = 1, 2, 3, 4
 RECORD = struct.Struct("<BII")
 # step, bs, mode (1: speculate), what follows (1: confidences, 2: tokens), block size of the draft
-# less one, forced name (0: none), predicted ms, measured ms in total, and by phase.
-STEP_HEAD = struct.Struct("<IHBBBIff4f")
+# less one, stages of the draft head, forced name (0: none), predicted ms, measured ms in total,
+# and by phase.
+STEP_HEAD = struct.Struct("<IHBBBBIff4f")
 HAS_CONFIDENCE, HAS_TOKENS = 1, 2
 END_HEAD = struct.Struct("<BII")  # full?, steps written, steps dropped
 NO_NAME = 0

@@ -91,6 +91,7 @@ class TraceWriter:
         phase_ms: Mapping[str, float] | None = None,
         forced: str = "",
         draft_block_size: int | None = None,
+        head_rows: Sequence[int] = (),
     ) -> bool:
         """Append one step.
 
@@ -100,6 +101,7 @@ class TraceWriter:
             tokens: int [bs, D] on the host, anchors and drafts, or None.
             phase_ms: milliseconds of any of ``PHASES``.
             draft_block_size: 2..D; D by default.
+            head_rows: rows of each stage of the draft head; (): one stage over whole blocks.
 
         Returns:
             whether it was written; False once the file is full or closed.
@@ -133,6 +135,7 @@ class TraceWriter:
                 mode == "speculate",
                 HAS_CONFIDENCE * (confidence is not None) | HAS_TOKENS * (tokens is not None),
                 (draft_block_size or self.block_size) - 1,
+                len(head_rows),
                 forced_number,
                 predicted_ms,
                 measured_ms,
@@ -142,6 +145,7 @@ class TraceWriter:
             np.broadcast_to(np.asarray(contexts), (bs,)).astype("<u4").tobytes(),
             (lens - 1).astype("u1").tobytes(),  # 1..256 does not fit a byte, 0..255 does
             kept_right.astype("u1").tobytes(),
+            np.asarray(head_rows, dtype="<u4").tobytes(),
         ]
         if confidence is not None:
             drafts = np.asarray(confidence, dtype="<f4")

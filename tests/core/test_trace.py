@@ -215,10 +215,8 @@ def test_a_recorded_run_is_reproduced(tmp_path: Path) -> None:
             ms = float(table.verify(bs, int(lens.sum()), context))
             if num_drafted:
                 ms += float(table.draft_forward(num_drafted, context, block_size))
-                # Where all go all the way, one stage and two look the same in a trace.
-                second = (deep, BLOCK - 3) if deep < num_drafted else (0, 0)
-                first = 2 if deep < num_drafted else BLOCK - 1
-                ms += float(table.head(num_drafted * first) + table.head(second[0] * second[1]))
+                head_rows = [num_drafted * 2] + [deep * (BLOCK - 3)] * (deep > 0)
+                ms += float(table.head(np.array(head_rows)).sum())
             tokens += int(accepted.sum()) + bs
             rows += int(lens.sum())
             predicted += ms
@@ -233,6 +231,7 @@ def test_a_recorded_run_is_reproduced(tmp_path: Path) -> None:
                 mode="speculate" if num_drafted else "plain",
                 measured_ms=1.1 * ms,
                 draft_block_size=block_size,
+                head_rows=head_rows if num_drafted else (),
             )
     trace = read_trace(tmp_path / "t")
     assert {step.draft_block_size for step in trace.steps} == {3, BLOCK}
