@@ -93,7 +93,8 @@ class CostCorrection:
     def observe(self, step: MeasuredStep) -> bool:
         """Learn from one step; returns whether the alarm has just gone off."""
         table = self.table
-        predicted_verify = float(table.verify(step.bs, step.rows, step.context))
+        costs = table.at(step.bs, step.context)
+        predicted_verify = float(costs.verify(step.rows))
         predicted = predicted_verify + self._overhead_ms[step.num_drafted > 0]
         measured = step.verify_ms + step.other_ms
         ratio = (step.rows - step.bs) / (step.bs * (table.block_size - 1))
@@ -101,10 +102,8 @@ class CostCorrection:
         weights = at_size[:, None] * _weights(table.keep_ratios, ratio)
         self._verify.move(weights, step.verify_ms, predicted_verify)
         if step.num_drafted:
-            forward_ms = float(
-                table.draft_forward(step.num_drafted, step.context, step.draft_block_size)
-            )
-            head_ms = float(table.head(np.array(step.head_rows)).sum())
+            forward_ms = float(costs.draft_forward(step.num_drafted, step.draft_block_size))
+            head_ms = float(costs.head(np.array(step.head_rows)).sum())
             self._forward.move(
                 _weights(table.batch_sizes, step.num_drafted),
                 step.forward_ms,

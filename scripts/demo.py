@@ -19,6 +19,7 @@ from typing import Any
 from dcut_sglang.bench import rows
 from dcut_sglang.bench.arms import COMMON_ARGS, PAIRS, ModelPair, make_server, trace_path
 from dcut_sglang.bench.figure import throughput_figure
+from dcut_sglang.bench.progress import say
 from dcut_sglang.bench.server import REPO_ROOT, Server
 from dcut_sglang.bench.stats import Ratio, paired_ratio
 from dcut_sglang.bench.waves import Prompt, WaveResult, run_wave, warm
@@ -35,13 +36,6 @@ FORCED = {
     "dcut plain steps": {"dcut_force_plain": 1},
 }
 AUTO = {"dcut_force_ratio": -1}
-START = time.monotonic()
-
-
-def say(text: str) -> None:
-    """A progress line with the time since the start."""
-    elapsed = int(time.monotonic() - START)
-    print(f"[{elapsed // 60:2d}:{elapsed % 60:02d}] {text}", flush=True)
 
 
 def load_prompts(pair: ModelPair) -> list[Prompt]:

@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ import numpy as np
 from dcut_sglang.bench import rows
 from dcut_sglang.bench.arms import COMMON_ARGS, PAIRS, make_server
 from dcut_sglang.bench.held_out import GROUPS, held_out_prompts, of_group
+from dcut_sglang.bench.progress import say
 from dcut_sglang.bench.server import REPO_ROOT, Server
 from dcut_sglang.bench.stats import Ratio, paired_ratio
 from dcut_sglang.bench.waves import Prompt, WaveResult, run_steady_wave, warm
@@ -32,7 +32,6 @@ QUICK_CELLS = ((1, "mixed"), (8, "mixed"), (32, "mixed"), (32, "hard"))
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)
 LOWEST_UPPER_END = 0.97
 LOWEST_GEOMEAN = 1.2
-START = time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,6 @@ class Cell:
             "rows_per_step": round(self.dcut["rows_verified"] / self.dcut["steps"], 2),
             "plain_share": self.dcut["plain_share"],
         }
-
-
-def say(text: str) -> None:
-    """A progress line with the time since the start."""
-    elapsed = int(time.monotonic() - START)
-    print(f"[{elapsed // 60:2d}:{elapsed % 60:02d}] {text}", flush=True)
 
 
 def measure(

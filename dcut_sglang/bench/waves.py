@@ -92,9 +92,13 @@ def ask(server: Server, prompt: Prompt, max_tokens: int) -> Answer:
 
 
 def _json(answer: requests.Response) -> Any:
+    _require_ok(answer)
+    return answer.json()
+
+
+def _require_ok(answer: requests.Response) -> None:
     if answer.status_code != 200:
         raise RequestFailed(f"HTTP {answer.status_code}: {answer.text[:500]}")
-    return answer.json()
 
 
 def warm(server: Server, prompts: Sequence[Prompt]) -> None:
@@ -175,8 +179,7 @@ def _stream(server: Server, prompt: Prompt, max_tokens: int, steady: _Steady) ->
     }
     text, known = "", 0
     with requests.post(f"{server.url}/generate", json=body, stream=True, timeout=1800) as answer:
-        if answer.status_code != 200:
-            raise RequestFailed(f"HTTP {answer.status_code}: {answer.text[:500]}")
+        _require_ok(answer)
         for line in answer.iter_lines():
             if not line.startswith(b"data: {"):
                 continue
