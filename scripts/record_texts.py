@@ -24,7 +24,7 @@ from dcut_sglang.cost import CostTable
 from dcut_sglang.replay.anchors import AnchorBank
 from dcut_sglang.trace import read_trace
 
-OPEN_KINDS = ("chat", "domain")
+OPEN_KINDS = ("chat", "about", "domain")
 MAX_RUNNING = 32
 
 

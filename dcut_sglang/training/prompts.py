@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from dcut_sglang.training.prompt_words import OUTSIDE, TOPIC_WORDS, TRAIN_WORDS, Words
 
 SPLITS = ("train", "prompt", "topic", "domain")
-# How many of a hundred training prompts are of each kind.
+# How frequent each kind is among the training prompts. Open text is learnt slowest: a third of all.
 SHARES = {
     "class": 14,
     "json": 10,
@@ -29,10 +29,11 @@ SHARES = {
     "xml": 4,
     "table": 4,
     "note": 4,
-    "chat": 9,
+    "chat": 12,
+    "about": 30,
 }
 KINDS = tuple(SHARES)
-CODE_KINDS = tuple(kind for kind in KINDS if kind not in ("note", "chat"))
+CODE_KINDS = tuple(kind for kind in KINDS if kind not in ("note", "chat", "about"))
 NUM_TRAIN = 6000
 NUM_PER_KIND = {"prompt": 10, "topic": 4}
 
@@ -156,6 +157,26 @@ def _chat(rng: random.Random, words: Words) -> str:
     return form.format(rng.choice(words.subjects))
 
 
+def _about(rng: random.Random, words: Words) -> str:
+    form = rng.choice(
+        (
+            "Tell me about {}.",
+            "Describe {} in a few sentences.",
+            "What is the history of {}?",
+            "How does {} affect our lives?",
+            "Write a paragraph about {}.",
+            "Explain {} to a child.",
+            "What should everyone know about {}?",
+            "Summarize what is known about {}.",
+            "Give an overview of {}.",
+            "What are the benefits of {}?",
+            "Name three interesting things about {}.",
+            "Write a short article about {}.",
+        )
+    )
+    return form.format(rng.choice(words.subjects))
+
+
 _MAKERS: dict[str, Callable[[random.Random, Words], str]] = {
     "class": _class,
     "json": _json,
@@ -169,6 +190,7 @@ _MAKERS: dict[str, Callable[[random.Random, Words], str]] = {
     "table": _table,
     "note": _note,
     "chat": _chat,
+    "about": _about,
 }
 
 
