@@ -34,6 +34,9 @@ class DCutConfig:
             checkpoint lists.
         min_gain: tokens per request that drafting must be expected to add to a step, beyond its
             price, before the step drafts at all.
+        max_token_ms: a cap on the predicted time per token of the slowest request of a step: a
+            step drafts and keeps no more than this allows. None: no cap.
+        min_drafts: drafts that are kept at least of every request that is drafted for.
         calibration: whether confidences are calibrated online from verified outcomes.
         cost_correction: whether measured step times correct the probed costs.
         deterministic: decisions depend on nothing measured or learnt while serving from outcomes
@@ -55,6 +58,8 @@ class DCutConfig:
     head_stages: tuple[int, ...] = (2, 5, 9)
     short_blocks: bool = True
     min_gain: float = 0.02
+    max_token_ms: float | None = None
+    min_drafts: int = 0
     calibration: bool = True
     cost_correction: bool = True
     deterministic: bool = False
@@ -100,6 +105,19 @@ class DCutConfig:
             "min_gain",
             "a number in 0..1",
             self.min_gain,
+        )
+        _require(
+            self.max_token_ms is None
+            or (_is_number(self.max_token_ms) and 0 < self.max_token_ms < math.inf),
+            "max_token_ms",
+            "a number of milliseconds > 0 (null: no cap)",
+            self.max_token_ms,
+        )
+        _require(
+            type(self.min_drafts) is int and self.min_drafts >= 0,
+            "min_drafts",
+            "a whole number >= 0",
+            self.min_drafts,
         )
         _require(
             _is_number(self.probe_budget_s) and 0 < self.probe_budget_s < math.inf,

@@ -17,9 +17,8 @@ in equal batches take equal decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +26,11 @@ import numpy.typing as npt
 from dcut_sglang.calibration import Calibration
 from dcut_sglang.cost import BatchCosts
 from dcut_sglang.force import Forced
+from dcut_sglang.plan import Mode, Plan
 from dcut_sglang.selector import Decision, Selector
 from dcut_sglang.stages import Computed, PayingStages, Stages, WholeBlock
-from dcut_sglang.value import Float32Array, Prices, ValueModel
+from dcut_sglang.value import Float32Array, FloatArray, Prices, ValueModel
 
-Mode = Literal["speculate", "plain", "look", "forced"]
 IntArray = npt.NDArray[np.int64]
 
 _LOOK_REQUESTS = 2
@@ -43,40 +42,6 @@ _HYSTERESIS = 0.02
 _PRICE_STEPS = 30
 # Confidence assumed of a request of which nothing is known.
 _STRANGER_PACE = 0.5
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What one step drafts.
-
-    Attributes:
-        mode: ``speculate`` (for those that pay), ``plain`` (for none) or ``look`` (only to find
-            out), or ``forced``.
-        drafted: int64, places in the batch of the requests to draft for, ascending.
-        stages: how deep.
-        block_size: of the draft forward, one of those that the costs know.
-        costs, prices: what the plan was made at.
-        context: mean committed tokens per request.
-        overhead_ms: what a step spends outside of draft, head and verify.
-        calibrate: (confidences float32 [n, m], drafts in front of them) -> calibrated ones.
-    """
-
-    mode: Mode
-    drafted: IntArray
-    stages: Stages
-    block_size: int
-    costs: BatchCosts
-    prices: Prices
-    context: float
-    overhead_ms: float
-    calibrate: Callable[[Float32Array, int], Float32Array]
-
-    def draft_ms(self, computed: Computed) -> float:
-        """Predicted milliseconds of all but the verify: forward, the head's stages, overhead."""
-        if not len(self.drafted):
-            return self.overhead_ms
-        forward_ms = float(self.costs.draft_forward(len(self.drafted), self.block_size))
-        return self.overhead_ms + forward_ms + computed.head_ms(self.costs)
 
 
 class Controller:
@@ -184,11 +149,45 @@ class Controller:
         fixed_ms = float(costs.head(1)) + self.overhead_ms[1] - self.overhead_ms[0]
         draft_ms = costs.draft_forward(counts) + fixed_ms
         net = np.cumsum(values[order])[counts - 1] - prices.tokens_per_ms * draft_ms
+        if config.max_token_ms is not None:
+            net, relief = self._capped(net, counts, rows[order], prices, costs)
+            if relief:
+                return order
         best = int(np.argmax(net))
         # To go on takes less than to begin, or the mode would follow the noise at break-even.
         least = config.min_gain - (_HYSTERESIS if self.mode == "speculate" else 0.0)
         pays = net[best] > max(0.0, least) * bs
         return order[: counts[best]] if pays else np.arange(0)
+
+    def _capped(
+        self,
+        net: FloatArray,
+        counts: IntArray,
+        rows: IntArray,
+        prices: Prices,
+        costs: BatchCosts,
+    ) -> tuple[FloatArray, bool]:
+        """Rules out what would make the slowest request wait longer for a token than the cap.
+
+        Args:
+            net: [n], of drafting for the first ``counts`` [n] of ``rows``.
+
+        Returns:
+            (``net``, -inf where ruled out; whether to draft for everybody because that brings the
+            slowest request closer to a cap that plain decoding does not keep).
+        """
+        cap_ms = self.selector.config.max_token_ms
+        assert cap_ms is not None
+        plain_ms = float(costs.verify(costs.bs)) + self.overhead_ms[0]
+        head_ms = costs.head(np.cumsum(self.values.last_depth(rows))[counts - 1])
+        step_ms = costs.draft_forward(counts) + head_ms + self.overhead_ms[1]
+        tokens, kept = self.values.expected(rows, prices)
+        step_ms += costs.verify(costs.bs + np.round(np.cumsum(kept))[counts - 1])
+        # A request that is not drafted for emits one token.
+        slowest = np.where(counts == len(rows), tokens.min(), 1.0)
+        token_ms = step_ms / slowest
+        relief = plain_ms > cap_ms and bool(token_ms[-1] < plain_ms)
+        return np.where(token_ms <= cap_ms, net, -np.inf), relief
 
     def _looked_at(
         self, rows: IntArray, drafted: IntArray, prices: Prices, costs: BatchCosts
@@ -233,7 +232,7 @@ class Controller:
         if not self.has_stages or not boundaries:
             return WholeBlock(depth)
         pace = np.where(rows < 0, _STRANGER_PACE, self.values.pace(rows))
-        inner = [b for b in boundaries if b < depth]
+        inner = [b for b in boundaries if self.selector.config.min_drafts <= b < depth]
         return PayingStages([*inner, depth], self.selector.cost, prices, pace)
 
     def explored(self, decision: Decision, plan: Plan, num_drafts: int) -> Decision:
@@ -248,6 +247,7 @@ class Controller:
         price_ms = extra * plan.prices.row_ms
         self._explore_budget_ms = min(self._explore_budget_ms + allowed, 10 * allowed + price_ms)
         can = self._is_calibrating and self.selector.is_free and extra > 0
+        can = can and self.selector.config.max_token_ms is None
         if not can or price_ms > self._explore_budget_ms:
             return decision
         self._explore_budget_ms -= price_ms

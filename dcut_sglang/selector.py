@@ -8,6 +8,11 @@ With the drafts ranked by survival, keeping K of them is expected to emit
 and the selector takes the K of its candidates with the greatest E / C (D-Cut, "Objective").
 The published numerator leaves out the bs anchors, which every step emits; that over-values
 deep verification, and stays available as ``objective="paper"``.
+
+Two limits may be set on top. ``max_token_ms`` leaves out every K at which the request with the
+fewest expected tokens would wait longer than that for one of them, C(K) / E_min(K); where every
+K would make it wait longer, the shortest wait is taken. ``min_drafts`` keeps the first so many
+drafts of each request that was drafted for, however unlikely they are.
 """
 
 from __future__ import annotations
@@ -18,10 +23,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from dcut_sglang.config import DCutConfig
 from dcut_sglang.cost import BatchCosts, CostTable
-from dcut_sglang.survival import num_kept_at_ratio
+from dcut_sglang.survival import RankedDrafts, num_kept_at_ratio, rank_drafts
 
 
 @dataclass(frozen=True)
@@ -81,11 +87,13 @@ class Selector:
             self._candidates[bs].flags.writeable = False
         return self._candidates[bs]
 
-    def candidates_up_to(self, bs: int, num_drafts: int) -> npt.NDArray[np.int64]:
-        """The candidates when only ``num_drafts`` of the batch's drafts were computed; buckets
-        beyond them become one that keeps them all."""
+    def candidates_up_to(
+        self, bs: int, num_drafts: int, num_first: int = 0
+    ) -> npt.NDArray[np.int64]:
+        """The candidates when only ``num_drafts`` of the batch's drafts were computed, of which
+        ``num_first`` have to be kept; buckets beyond become one that keeps just those."""
         whole = self.candidates(bs)
-        inside = whole[whole <= num_drafts]
+        inside = whole[(whole >= num_first) & (whole <= num_drafts)]
         if not self.config.keep_ratios or num_drafts in inside:
             return inside
         return np.append(inside, num_drafts)
@@ -98,12 +106,39 @@ class Selector:
             return num_kept  # beyond the largest tier: the host runs it eagerly, unpadded
         return min(num_drafts, self.tiers[place] - bs)
 
+    def decide(
+        self,
+        survival: torch.Tensor,
+        depths: npt.NDArray[np.int64],
+        costs: BatchCosts,
+        draft_ms: float,
+    ) -> tuple[RankedDrafts, Decision]:
+        """Rank the drafts of a step and choose how many to keep.
+
+        Args:
+            survival: float32 [bs, D-1] on the host, 0 where none was computed.
+            depths: int64 [bs], drafts computed of each request.
+            costs: of this batch.
+            draft_ms: what drafting cost in this step.
+        """
+        floors = None
+        if self.config.min_drafts:
+            floors = torch.from_numpy(np.minimum(depths, self.config.min_drafts))
+        ranked = rank_drafts(survival, floors)
+        kept = self.candidates_up_to(costs.bs, int(depths.sum()), ranked.num_first)
+        slowest = None
+        if self.config.max_token_ms is not None:
+            slowest = ranked.slowest_tokens().numpy()[kept]
+        gains = ranked.expected_accepted.numpy()[kept]
+        return ranked, self.choose(gains, costs, kept, draft_ms, slowest)
+
     def choose(
         self,
         expected_accepted: npt.ArrayLike,
         costs: BatchCosts,
         kept: npt.NDArray[np.int64] | None = None,
         draft_ms: float | None = None,
+        slowest_tokens: npt.ArrayLike | None = None,
     ) -> Decision:
         """Choose K.
 
@@ -113,12 +148,14 @@ class Selector:
             kept: int64 [n], the candidates, ascending; ``candidates(bs)`` by default.
             draft_ms: what drafting cost in this step; that of whole blocks for everybody by
                 default.
+            slowest_tokens: float [n], what the request with the fewest is expected to emit at
+                each candidate; needed where ``max_token_ms`` is set.
 
         Returns:
             the decision; of equal utilities the one with fewer rows.
 
         Raises:
-            ValueError: ``expected_accepted`` has another shape.
+            ValueError: ``expected_accepted`` has another shape, or ``slowest_tokens`` is missing.
         """
         bs = costs.bs
         if kept is None:
@@ -131,7 +168,18 @@ class Selector:
             draft_ms = float(costs.draft_forward(bs) + costs.head(rows))
         predicted_ms = draft_ms + costs.verify(bs + kept)
         gain = accepted if self.config.objective == "paper" else bs + accepted
-        best = int(np.argmax(gain / predicted_ms))
+        utility = gain / predicted_ms
+        best = int(np.argmax(utility))
+        if (cap_ms := self.config.max_token_ms) is not None:
+            if slowest_tokens is None:
+                raise ValueError("max_token_ms is set: slowest_tokens is needed to keep to it")
+            token_ms = predicted_ms / np.asarray(slowest_tokens, dtype=np.float64)
+            keeps_to_it = token_ms <= cap_ms
+            best = int(
+                np.argmax(np.where(keeps_to_it, utility, -1.0))
+                if keeps_to_it.any()
+                else np.argmin(token_ms)
+            )
         return Decision(
             num_kept=int(kept[best]),
             num_rows=bs + int(kept[best]),

@@ -39,15 +39,30 @@ class RankedDrafts:
         expected_accepted: float32 [bs * (D-1) + 1], entry K is the sum of the K best
             survivals: the expected number of accepted drafts when K are kept.
         bs: number of requests.
+        num_first: drafts that stand in front because of a floor.
     """
 
     request: torch.Tensor
     expected_accepted: torch.Tensor
     bs: int
+    num_first: int = 0
 
     @property
     def num_drafts(self) -> int:
         return self.request.numel()
+
+    def slowest_tokens(self) -> torch.Tensor:
+        """Tokens that the request with the fewest is expected to emit, when K drafts are kept.
+
+        Returns:
+            float32 [bs * (D-1) + 1], at least 1 each: every request emits a token. No host sync.
+        """
+        gains = self.expected_accepted.diff()
+        own = torch.arange(self.bs, device=self.request.device)[:, None] == self.request
+        tokens = torch.ones_like(self.expected_accepted)
+        if self.bs:
+            tokens[1:] += (own * gains).cumsum(dim=1).amin(dim=0)
+        return tokens
 
     def verify_lens(self, num_kept: int) -> torch.Tensor:
         """Verify lengths when the ``num_kept`` best drafts are kept.
@@ -66,7 +81,7 @@ class RankedDrafts:
         )
 
 
-def rank_drafts(survival: torch.Tensor) -> RankedDrafts:
+def rank_drafts(survival: torch.Tensor, floors: torch.Tensor | None = None) -> RankedDrafts:
     """Rank the drafts of a batch by survival.
 
     Ties go to the earlier position, then to the earlier request, so the order is deterministic
@@ -74,17 +89,28 @@ def rank_drafts(survival: torch.Tensor) -> RankedDrafts:
 
     Args:
         survival: float [bs, D-1], non-increasing along each row.
+        floors: int [bs] on the host, so many drafts of each request stand in front of all
+            others; none by default.
 
     Returns:
         the ranking, on the device of ``survival``. No host sync.
     """
-    bs = survival.shape[0]
+    bs, depth = survival.shape
     # Position-major, so that a stable sort breaks ties by position before request.
     flat = survival.to(torch.float32).t().reshape(-1)
-    values, order = torch.sort(flat, descending=True, stable=True)
+    if floors is None:
+        num_first = 0
+        values, order = torch.sort(flat, descending=True, stable=True)
+    else:
+        num_first = int(floors.sum())
+        is_first = torch.arange(depth)[:, None] < floors.to(torch.int64)
+        # Survivals are at most 1.
+        keys = flat + 2.0 * is_first.reshape(-1).to(flat.device, torch.float32)
+        order = torch.sort(keys, descending=True, stable=True).indices
+        values = flat[order]
     expected = torch.zeros(flat.numel() + 1, dtype=torch.float32, device=flat.device)
     torch.cumsum(values, 0, out=expected[1:])
-    return RankedDrafts(request=order % bs, expected_accepted=expected, bs=bs)
+    return RankedDrafts(order % bs, expected, bs, num_first)
 
 
 def keep_best(survival: torch.Tensor, num_kept: int) -> torch.Tensor:

@@ -107,6 +107,10 @@ class ValueModel:
         """When each was last drafted for, on this model's own count; -1: never."""
         return np.where(rows < 0, -1, self._drafted_at[rows])
 
+    def last_depth(self, rows: IntArray) -> IntArray:
+        """Drafts computed of each request's last block; of a stranger's all: int64 [n]."""
+        return np.where(rows < 0, self.depth, self._depths[rows, 0])
+
     def features(self, rows: IntArray, prices: Prices) -> FloatArray:
         """What predicts the next block of remembered requests: [n, 5]."""
         values = block_value(self._survival[rows], self._depths[rows], prices)
@@ -149,6 +153,25 @@ class ValueModel:
             last = np.maximum(self._first_survival[:count, depth:] - prices.row_tokens, 0.0)
             gain[~known] = last.sum(axis=1).mean()
         return gain
+
+    def expected(self, rows: IntArray, prices: Prices) -> tuple[FloatArray, FloatArray]:
+        """Tokens of a step that drafts for these requests, and drafts that it keeps of each.
+
+        Drafts not worth verifying are left out; a stranger has none.
+
+        Returns:
+            float64 [n] each; tokens are at least 1.
+        """
+        tokens, kept = np.ones(len(rows)), np.zeros(len(rows))
+        known = rows >= 0
+        if known.any():
+            blocks = self._survival[rows[known]]
+            pays = blocks >= prices.row_tokens
+            weights = self._weights_of_blocks(rows[known])
+            weights = weights / weights.sum(axis=1, keepdims=True)
+            tokens[known] += ((blocks * pays).sum(axis=2) * weights).sum(axis=1)
+            kept[known] = (pays.sum(axis=2) * weights).sum(axis=1)
+        return tokens, kept
 
     def _weights_of_blocks(self, rows: IntArray) -> FloatArray:
         there = np.arange(_BLOCKS) < self._num_blocks[rows][:, None]

@@ -22,10 +22,10 @@ from sglang.srt.speculative.draft_worker_common import make_draft_block_spec_inf
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
-from dcut_sglang.controller import Plan
 from dcut_sglang.host.metrics import StepTimer
 from dcut_sglang.host.ranks import Ranks
 from dcut_sglang.host.window import BlockWindow, part_of
+from dcut_sglang.plan import Plan
 from dcut_sglang.stages import Computed, compute_in_stages, nothing_computed
 from dcut_sglang.value import Float32Array, IntArray
 

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from dcut_sglang.accept import Accepted
-from dcut_sglang.controller import Controller, Plan
+from dcut_sglang.controller import Controller
 from dcut_sglang.correction import CostCorrection, MeasuredStep, refined
 from dcut_sglang.host.draft import DraftBlock
 from dcut_sglang.host.metrics import StepTimer
+from dcut_sglang.plan import Plan
 from dcut_sglang.selector import Decision, Selector
 
 logger = logging.getLogger(__name__)

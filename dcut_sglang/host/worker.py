@@ -18,7 +18,7 @@ from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
 from dcut_sglang import __version__
 from dcut_sglang.accept import Accepted, accept
-from dcut_sglang.controller import Controller, IntArray, Mode, Plan
+from dcut_sglang.controller import Controller
 from dcut_sglang.force import Forced
 from dcut_sglang.host.choice import Chooser
 from dcut_sglang.host.device import adapt_draft_model, argmax_rows
@@ -32,6 +32,7 @@ from dcut_sglang.host.ranks import LedStages, Ranks
 from dcut_sglang.host.tracing import open_trace, write_step
 from dcut_sglang.host.verify import TargetOutput, commit_hidden, verify
 from dcut_sglang.host.window import BlockWindow, open_window, pack
+from dcut_sglang.plan import IntArray, Mode, Plan
 from dcut_sglang.selector import Decision, Selector
 from dcut_sglang.survival import rank_drafts
 from dcut_sglang.trace import TraceWriter
@@ -178,19 +179,18 @@ class DCutWorker(DFlashWorkerV2):
 
     def decide(self, drafts: DraftBlock, plan: Plan) -> tuple[torch.Tensor, int, Decision | None]:
         """Verify lengths int32 [bs], their sum, and the selector's reasons (None when forced)."""
-        ranked = rank_drafts(drafts.survival)
         if self.forced is not None:
+            ranked = rank_drafts(drafts.survival)
             verify_lens = self.forced.verify_lens(
                 ranked, self.block_size, self.metrics.steps, plan.drafted, drafts.computed.depth
             )
             return verify_lens.to(self.device), int(verify_lens.sum()), None
         assert self.selector is not None and self.controller is not None
-        candidates = self.selector.candidates_up_to(plan.costs.bs, drafts.num_drafts)
-        decision = self.selector.choose(
-            ranked.expected_accepted.numpy()[candidates],
+        ranked, decision = self.selector.decide(
+            drafts.survival,
+            plan.depths(drafts.computed),
             plan.costs,
-            kept=candidates,
-            draft_ms=plan.draft_ms(drafts.computed),
+            plan.draft_ms(drafts.computed),
         )
         decision = self.controller.explored(decision, plan, drafts.num_drafts)
         verify_lens = ranked.verify_lens(decision.num_kept)

@@ -33,6 +33,7 @@ class Cell:
         tokens: emitted tokens.
         rows: tokens that the target saw.
         ms: milliseconds by the cost table.
+        look_ms: of these, drafting of steps that only looked whether drafting pays again.
     """
 
     label: str
@@ -42,6 +43,7 @@ class Cell:
     tokens: int
     rows: int
     ms: float
+    look_ms: float = 0.0
 
     @property
     def tokens_per_ms(self) -> float:

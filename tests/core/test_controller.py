@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from early import EARLY_COSTS, EARLY_TEXTS
 
 from dcut_sglang.config import DCutConfig
-from dcut_sglang.controller import Controller, Plan
+from dcut_sglang.controller import Controller
 from dcut_sglang.cost import CostTable
 from dcut_sglang.force import Forced
+from dcut_sglang.plan import Plan
 from dcut_sglang.replay.anchors import AnchorBank
 from dcut_sglang.replay.controlled import replay_controlled
-from dcut_sglang.replay.policies import Plain, expected_accepted, keep_best, ours, rank
+from dcut_sglang.replay.policies import Plain, ours
 from dcut_sglang.replay.run import replay
 from dcut_sglang.replay.step_cost import StepCost
 from dcut_sglang.selector import Decision, Selector
@@ -79,6 +81,8 @@ class Server:
         self.draw = np.random.default_rng(0)
         self.num_steps = 0
         self.draft_ms = 0.0
+        self.kept = np.zeros(0, dtype=np.int64)
+        self.token_ms = 0.0  # predicted, of the slowest request
 
     def step(self, batch: Sequence[Hashable], context: float = 100) -> tuple[Plan, Decision]:
         plan = self.controller.plan(batch, context)
@@ -94,17 +98,14 @@ class Server:
         )
         survival = np.zeros((bs, DEPTH), dtype=np.float32)
         survival[drafted] = computed.survival
-        ranked, num_drafts = rank(survival[None]), int(computed.depth.sum())
-        candidates = self.selector.candidates_up_to(bs, num_drafts)
         self.draft_ms = plan.draft_ms(computed)
-        decision = self.selector.choose(
-            expected_accepted(ranked)[0, candidates],
-            plan.costs,
-            kept=candidates,
-            draft_ms=self.draft_ms,
+        ranked, decision = self.selector.decide(
+            torch.from_numpy(survival), plan.depths(computed), plan.costs, self.draft_ms
         )
-        decision = self.controller.explored(decision, plan, num_drafts)
-        kept = keep_best(survival[None], ranked, np.array([decision.num_kept]))[0]
+        decision = self.controller.explored(decision, plan, int(computed.depth.sum()))
+        kept = ranked.verify_lens(decision.num_kept).numpy().astype(np.int64) - 1
+        self.kept = kept
+        self.token_ms = decision.predicted_ms / float(ranked.slowest_tokens()[decision.num_kept])
         accepted = np.zeros(bs, dtype=np.int64)
         right = (self.draw.random(confidence.shape) < confidence).cumprod(axis=1).sum(axis=1)
         accepted[drafted] = np.minimum(kept[drafted], right)
@@ -414,3 +415,81 @@ def test_nothing_is_learnt_from_outcomes_where_that_is_switched_off(config: dict
     for _ in range(200):
         other.step(keys(4))
     assert other.controller.calibration.num_outcomes > 500
+
+
+# -- limits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bs", [2, 8, 16])
+def test_a_cap_holds_the_others_back_for_the_slowest_request(bs: int) -> None:
+    """Half of the requests are easy; drafting for them makes the other half wait."""
+
+    def half(request: Hashable, step: int) -> float:
+        return EASY if int(str(request).split()[-1]) % 2 else HARD
+
+    def waits(max_token_ms: float | None) -> tuple[list[float], list[str]]:
+        server = Server(half, max_token_ms=max_token_ms)
+        found, modes = [], []
+        for step in range(300):
+            plan, _ = server.step(keys(bs))
+            if step >= 50:
+                found.append(server.token_ms)
+                modes.append(plan.mode)
+        return found, modes
+
+    plain_ms = float(TABLE.at(bs, 100).verify(bs))
+    free_ms, free_modes = waits(None)
+    assert np.mean([mode == "speculate" for mode in free_modes]) > 0.9
+    assert np.median(free_ms) > 1.3 * plain_ms
+    cap_ms = 1.25 * plain_ms
+    capped_ms, modes = waits(cap_ms)
+    # Looks are rare, and exempt; the cost of a draft is only known once its depth is.
+    found = [ms for ms, mode in zip(capped_ms, modes, strict=True) if mode != "look"]
+    assert np.quantile(found, 0.95) <= cap_ms * (1 + 1e-6)
+    assert max(found) <= 1.05 * cap_ms
+
+
+@pytest.mark.parametrize("bs", [1, 4])
+def test_a_cap_below_plain_decoding_drafts_for_all_where_that_is_faster_for_all(bs: int) -> None:
+    plain_ms = float(TABLE.at(bs, 100).verify(bs))
+    server = Server(lambda request, step: EASY, max_token_ms=0.6 * plain_ms)
+    plans = [server.step(keys(bs))[0] for _ in range(200)]
+    assert all(len(plan.drafted) == bs for plan in plans[50:])
+    server = Server(lambda request, step: HARD, max_token_ms=0.6 * plain_ms)
+    modes = [server.step(keys(bs))[0].mode for _ in range(200)]
+    assert modes[50:].count("plain") > 100
+
+
+@pytest.mark.parametrize("min_drafts", [1, 3])
+def test_a_floor_keeps_drafts_of_every_request_drafted_for(min_drafts: int) -> None:
+    def half(request: Hashable, step: int) -> float:
+        return EASY if int(str(request).split()[-1]) % 2 else HARD
+
+    server = Server(half, min_drafts=min_drafts, plain_steps=False)
+    for _ in range(100):
+        plan, _ = server.step(keys(8))
+        assert (server.kept[plan.drafted] >= min_drafts).all()
+    assert server.kept.max() > min_drafts
+
+
+# -- costs that are wrong --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bs", [8, 32])
+@pytest.mark.parametrize("wrong", [1.5, 1 / 1.5])
+@pytest.mark.parametrize("part", ["verify", "drafting"])
+def test_a_wrong_table_is_as_good_as_the_right_one_in_the_end(
+    part: str, wrong: float, bs: int
+) -> None:
+    """Costs wrong by a half in some cells are corrected by the steps that run there."""
+    verify_ms, draft_ms, head_ms = TABLE.verify_ms.copy(), TABLE.draft_ms, TABLE.head_ms
+    if part == "verify":
+        verify_ms[:, 1::2] *= wrong
+    else:
+        draft_ms, head_ms = wrong * draft_ms, wrong * head_ms
+    believed = replace(TABLE, verify_ms=verify_ms, draft_ms=draft_ms, head_ms=head_ms)
+    bank = texts("mixed")
+    options: dict[str, Any] = {"num_tokens": 100 * bs, "num_worlds": 3, "skip_steps": 200}
+    right = replay_controlled(bank, TABLE, bs, corrects=True, **options)
+    found = replay_controlled(bank, TABLE, bs, believed=believed, corrects=True, **options)
+    assert found.tokens_per_ms >= 0.97 * right.tokens_per_ms

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -244,3 +246,50 @@ def test_a_free_selector_can_keep_any_number(
 ) -> None:
     selector = Selector(flat_table([1.0, 2.0]), DCutConfig(keep_ratios=keep_ratios), tiers)
     assert selector.is_free == is_free
+
+
+# -- limits ----------------------------------------------------------------------------------------
+
+
+@given(selectors(), st.integers(1, 6), st.integers(0, 10_000), st.floats(1, 60), st.integers(0, 3))
+def test_limits_against_exhaustive_search(
+    selector: Selector, bs: int, seed: int, cap_ms: float, min_drafts: int
+) -> None:
+    """The best candidate whose slowest request keeps to the cap; the shortest wait if none does."""
+    depth = selector.cost.block_size - 1
+    config = replace(selector.config, max_token_ms=cap_ms, min_drafts=min_drafts)
+    selector = Selector(selector.cost, config, selector.tiers)
+    rng = np.random.default_rng(seed)
+    depths = rng.integers(0, depth + 1, bs)
+    computed = np.arange(depth) < depths[:, None]
+    survival = np.cumprod(rng.random((bs, depth)), axis=1) * computed
+    costs, draft_ms = selector.cost.at(bs, 100.0), 3.0
+    ranked, decision = selector.decide(
+        torch.from_numpy(survival.astype(np.float32)), depths, costs, draft_ms
+    )
+    floors = np.minimum(depths, min_drafts)
+    assert ranked.num_first == floors.sum()
+    kept = selector.candidates_up_to(bs, int(depths.sum()), ranked.num_first)
+    assert len(kept) and kept.min() >= floors.sum()
+    found = []
+    for k in kept.tolist():
+        lens = ranked.verify_lens(k).numpy() - 1
+        assert (lens >= floors).all()
+        tokens = np.array([1 + survival[i, :n].sum() for i, n in enumerate(lens)])
+        ms = draft_ms + float(costs.verify(bs + k))
+        gain = tokens.sum() - (bs if config.objective == "paper" else 0)
+        found.append((k, gain / ms, ms / tokens.min()))
+    keeping = [entry for entry in found if entry[2] <= cap_ms * (1 - 1e-5)]
+    chosen = next(entry for entry in found if entry[0] == decision.num_kept)
+    if keeping:
+        assert chosen[2] <= cap_ms * (1 + 1e-5)
+        assert chosen[1] >= max(entry[1] for entry in keeping) * (1 - 1e-5)
+    elif all(entry[2] > cap_ms * (1 + 1e-5) for entry in found):
+        assert chosen[2] <= min(entry[2] for entry in found) * (1 + 1e-5)
+
+
+def test_a_cap_needs_to_know_the_slowest_request() -> None:
+    cost = flat_table([1.0, 2.0])
+    selector = Selector(cost, DCutConfig(max_token_ms=5.0))
+    with pytest.raises(ValueError, match="slowest_tokens"):
+        selector.choose(np.zeros(16), cost.at(1, 100))

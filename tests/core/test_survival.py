@@ -227,3 +227,44 @@ def test_num_kept_at_ratio_is_exact_for_every_percentage() -> None:
     for percent, bs in itertools.product(range(101), range(1, 130)):
         exact = math.ceil(Fraction(percent, 100) * bs * 15)
         assert num_kept_at_ratio(percent / 100, bs, 16) == exact
+
+
+# -- floors, and the slowest request ---------------------------------------------------------------
+
+
+@given(confidences(), st.integers(0, 10_000))
+def test_floors_come_first_and_the_rest_is_ranked_as_ever(
+    confidence: torch.Tensor, seed: int
+) -> None:
+    s = survival(confidence)
+    bs, depth = s.shape
+    floors = torch.randint(0, depth + 1, (bs,), generator=torch.Generator().manual_seed(seed))
+    ranked = rank_drafts(s, floors)
+    num_first = int(floors.sum())
+    assert ranked.num_first == num_first
+    assert torch.equal(ranked.verify_lens(num_first), (1 + floors).to(torch.int32))
+    # Behind the floors, the best set of every size among those that hold them.
+    rest = [float(s[i, t]) for i in range(bs) for t in range(int(floors[i]), depth)]
+    best = sorted(rest, reverse=True)
+    floor_sum = sum(float(s[i, : int(floors[i])].double().sum()) for i in range(bs))
+    for k in range(num_first, s.numel() + 1):
+        lens = ranked.verify_lens(k)
+        assert bool((lens - 1 >= floors).all())
+        want = floor_sum + sum(best[: k - num_first])
+        assert kept_survival(s, lens) == pytest.approx(want, abs=1e-5)
+        assert float(ranked.expected_accepted[k]) == pytest.approx(want, abs=1e-4)
+
+
+@given(confidences(), st.booleans())
+def test_the_slowest_request_is_the_one_with_the_fewest_expected_tokens(
+    confidence: torch.Tensor, with_floor: bool
+) -> None:
+    s = survival(confidence)
+    floors = torch.ones(len(s), dtype=torch.int64) if with_floor else None
+    ranked = rank_drafts(s, floors)
+    found = ranked.slowest_tokens()
+    assert found.shape == ranked.expected_accepted.shape
+    for k in range(s.numel() + 1):
+        lens = ranked.verify_lens(k).tolist()
+        tokens = [1 + float(s[i, : n - 1].double().sum()) for i, n in enumerate(lens)]
+        assert float(found[k]) == pytest.approx(min(tokens), abs=1e-5)
