@@ -32,6 +32,8 @@ class DCutConfig:
             the decision is free of a device sync (CPU). Empty: whole blocks.
         short_blocks: whether a step may draft shorter blocks, of the sizes that the drafter's
             checkpoint lists.
+        short_vocabulary: whether only the tokens that the drafter's checkpoint lists
+            (``dflash_config.draft_vocabulary``) are drafted, by a head of their rows alone.
         min_gain: tokens per request that drafting must be expected to add to a step, beyond its
             price, before the step drafts at all.
         max_token_ms: a cap on the predicted time per token of the slowest request of a step: a
@@ -57,6 +59,7 @@ class DCutConfig:
     draft_subsets: bool = True
     head_stages: tuple[int, ...] = (2, 5, 9)
     short_blocks: bool = True
+    short_vocabulary: bool = True
     min_gain: float = 0.02
     max_token_ms: float | None = None
     min_drafts: int = 0
@@ -86,6 +89,7 @@ class DCutConfig:
             "plain_steps",
             "draft_subsets",
             "short_blocks",
+            "short_vocabulary",
             "calibration",
             "cost_correction",
             "deterministic",

@@ -15,6 +15,16 @@ def adapt_draft_model(model: torch.nn.Module, device: str | torch.device) -> Non
         adapt_for_cpu(model)
 
 
+def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [rows, in] @ weight [out, in].T. On a CPU, ``weight`` carries its packed copy from call
+    to call. No host sync."""
+    if weight.device.type == "cpu":
+        from dcut_sglang.host.cpu.linear import packed_linear
+
+        return packed_linear(x, weight, None)
+    return torch.matmul(x, weight.t())
+
+
 def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
     """Index of the largest logit of each row: int64 [rows]. No host sync.
 

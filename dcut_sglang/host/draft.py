@@ -23,18 +23,10 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from dcut_sglang.host.metrics import StepTimer
-from dcut_sglang.host.ranks import Ranks
 from dcut_sglang.host.window import BlockWindow, part_of
 from dcut_sglang.plan import Plan
 from dcut_sglang.stages import Computed, compute_in_stages, nothing_computed
 from dcut_sglang.value import Float32Array, IntArray
-
-# Rows of logits computed at a time: bounds memory at large batches. On a CPU, the GEMM of 64
-# rows costs half as much again per row as that of 256.
-_HEAD_CHUNK_ROWS = 256
-# exp() of less than this is denormal in float32, which some CPUs compute 20 times slower, and
-# adds nothing to a sum that holds a 1.
-_MIN_LOG_RATIO = -80.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +85,7 @@ def draft_blocks(
         shape = (len(places), hi - lo)
         with timer.apart("head"):
             rows = torch.from_numpy(places).to(hidden.device)
-            found, probability = draft_head(worker, hidden[rows, lo:hi].flatten(0, 1), timer)
+            found, probability = worker.draft_head(hidden[rows, lo:hi].flatten(0, 1), timer)
             at = torch.from_numpy(drafted[places])
             tokens[at.to(tokens.device), 1 + lo : 1 + hi] = found.view(shape)
             confidence[at, lo:hi] = probability.view(shape).cpu()
@@ -114,57 +106,6 @@ def _anchors_alone(window: BlockWindow) -> torch.Tensor:
     tokens = torch.zeros_like(window.positions)
     tokens[:, 0] = window.anchors
     return tokens
-
-
-def draft_head(
-    worker: Any, hidden: torch.Tensor, timer: StepTimer
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token and confidence of each row of draft hidden states [rows, hidden]; no host sync."""
-    head = unwrap_lora_layer(worker.target_worker.model_runner.model.lm_head)
-    shard = getattr(head, "shard_indices", None)
-    return greedy_with_confidence(
-        hidden,
-        head.weight[: shard.num_org_elements if shard is not None else None],
-        timer,
-        ranks=worker.ranks,
-        first_token=shard.org_vocab_start_index if shard is not None else 0,
-    )
-
-
-def greedy_with_confidence(
-    hidden: torch.Tensor,
-    head_weight: torch.Tensor,
-    timer: StepTimer,
-    *,
-    ranks: Ranks,
-    first_token: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Most likely token of each row, and its softmax probability.
-
-    ``max`` gives both value and index (on a CPU, ``argmax`` of bf16 logits alone is four times
-    slower), and the probability of the maximum is 1 / sum(exp(logits - max)).
-
-    Args:
-        hidden: [rows, hidden], draft hidden states.
-        head_weight: [shard of the vocabulary, hidden], this rank's part of the target's head.
-        timer: receives the confidence's share of the time, as a phase of its own.
-        ranks: hold the other shards.
-        first_token: token id of the shard's first row.
-
-    Returns:
-        int64 [rows] and float32 [rows]. No host sync.
-    """
-    tops, tokens, totals = [], [], []
-    for chunk in hidden.to(head_weight.dtype).split(_HEAD_CHUNK_ROWS):
-        logits = torch.matmul(chunk, head_weight.t()).float()
-        top, token = logits.max(dim=-1)
-        tops.append(top)
-        tokens.append(token + first_token)
-        with timer.apart("confidence"):
-            log_ratio = logits.sub_(top[:, None]).clamp_(min=_MIN_LOG_RATIO)
-            totals.append(log_ratio.exp_().sum(dim=-1))
-    token, total = ranks.best_of_shards(torch.cat(tops), torch.cat(tokens), torch.cat(totals))
-    return token, total.reciprocal()
 
 
 def draft_hidden(worker: Any, batch: Any, window: BlockWindow) -> torch.Tensor:

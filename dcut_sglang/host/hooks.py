@@ -15,8 +15,8 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_spec
 
-from dcut_sglang.host import flag, requests, sampling, state
-from dcut_sglang.host.cpu import allocation, determinism
+from dcut_sglang.host import flag, requests, sampling, state, weights
+from dcut_sglang.host.cpu import allocation, determinism, linear
 from dcut_sglang.host.cpu.activate import cpu_engine_enabled
 
 
@@ -49,6 +49,17 @@ def _row_headroom(extra_context_len: int) -> int:
         return extra_context_len
     return max(extra_context_len, 4 + 2 * int(get_spec().speculative_num_draft_tokens))
 
+
+_WEIGHT_UPDATES = tuple(
+    Hook(
+        "sglang.srt.managers.scheduler_components.weight_updater."
+        f"SchedulerWeightUpdaterManager.update_weights_from_{source}",
+        weights.note_update,
+        HookType.AFTER,
+        "packed weights and the short draft head are copies; nothing else tells of an update",
+    )
+    for source in ("disk", "distributed", "tensor", "ipc")
+)
 
 HOOKS = (
     Hook(
@@ -121,6 +132,21 @@ HOOKS = (
         "knows no CPU, and seeds are only honoured with the option that calls it",
         cpu_only=True,
     ),
+    Hook(
+        "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",
+        linear.apply_linear,
+        HookType.AROUND,
+        "packs weights for AMX only",
+        cpu_only=True,
+    ),
+    Hook(
+        "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
+        linear.compute_lm_head,
+        HookType.AROUND,
+        "packs weights for AMX only",
+        cpu_only=True,
+    ),
+    *_WEIGHT_UPDATES,
 )
 
 

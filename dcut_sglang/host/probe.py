@@ -23,7 +23,7 @@ from dcut_sglang import __version__
 from dcut_sglang.config import DCutConfig
 from dcut_sglang.cost import CostTable, CostTableError
 from dcut_sglang.host.device import step_clock
-from dcut_sglang.host.draft import draft_head, draft_hidden, no_drafts
+from dcut_sglang.host.draft import draft_hidden, no_drafts
 from dcut_sglang.host.metrics import StepTimer
 from dcut_sglang.host.window import BlockWindow, open_window, part_of
 from dcut_sglang.machine import cpu_info
@@ -98,7 +98,7 @@ class WorkerSteps:
         hidden = torch.randn(
             num_rows, config.hidden_size, dtype=config.dtype, device=self.worker.device
         )
-        draft_head(self.worker, hidden, StepTimer(self.worker.device))
+        self.worker.draft_head(hidden, StepTimer(self.worker.device))
 
     def verify(self, num_rows: int) -> int:
         window = self._open_window()
@@ -244,6 +244,7 @@ def make_fingerprint(worker: Any, config: DCutConfig) -> dict[str, Any]:
         "drafter": _identity(worker.draft_model_runner.model_config),
         "block_size": worker.block_size,
         "short_blocks": list(short_blocks(worker)),
+        "draft_vocabulary": worker.draft_head.num_tokens,
         "max_running_requests": int(runner.max_running_requests),
         "page_size": int(worker.page_size),
         "contexts": contexts,

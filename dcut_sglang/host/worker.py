@@ -24,6 +24,7 @@ from dcut_sglang.host.choice import Chooser
 from dcut_sglang.host.device import adapt_draft_model, argmax_rows
 from dcut_sglang.host.draft import DraftBlock, draft_blocks
 from dcut_sglang.host.flag import read_config
+from dcut_sglang.host.head import DraftHead, draft_vocabulary
 from dcut_sglang.host.hooks import verify_hooks
 from dcut_sglang.host.learning import Learning
 from dcut_sglang.host.metrics import StepMetrics, StepTimer
@@ -48,6 +49,9 @@ class DCutWorker(DFlashWorkerV2):
         self.mask_token_id = int(self._mask_token_id)
         self.noise_embed_scale = self._noise_embed_scale
         self.config = read_config(self.server_args)
+        self.draft_head = DraftHead(
+            self.model_runner.model.lm_head, self.ranks, self._tokens_to_draft()
+        )
         self.selector: Selector | None = None
         self.controller: Controller | None = None
         self.learning: Learning | None = None
@@ -57,6 +61,12 @@ class DCutWorker(DFlashWorkerV2):
         self.metrics = StepMetrics(self.block_size)
         self.trace: TraceWriter | None = None
         verify_hooks()
+
+    def _tokens_to_draft(self) -> torch.Tensor | None:
+        if not self.config.short_vocabulary:
+            return None
+        hf_config = self.draft_model_runner.model_config.hf_config
+        return draft_vocabulary(hf_config, int(self.model_runner.model_config.vocab_size))
 
     def _defer_target_verify_gather(self) -> None:
         """Acceptance reads whole rows of logits; under TP, SGLang would hand out shards."""

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from dcut_sglang.token_set import decode_tokens, encode_tokens
 from dcut_sglang.training.blocks import block_mask
 
 KeyValue = tuple[Tensor, Tensor]
@@ -34,6 +35,8 @@ class DrafterConfig:
     captures a state as the input of the layer that follows. `block_sizes` are the block lengths
     (anchor included) for which the drafter is trained; the largest is the checkpoint's own.
     `target_fingerprint` tells the target from others (`training.target.fingerprint`).
+    `draft_vocabulary`: the tokens worth drafting, those of the training texts, ascending; empty:
+    all.
     """
 
     hidden_size: int
@@ -51,6 +54,7 @@ class DrafterConfig:
     rms_norm_eps: float = 1e-5
     max_position_embeddings: int = 8192
     target_fingerprint: dict[str, Any] | None = None
+    draft_vocabulary: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         ids = self.target_layer_ids
@@ -113,6 +117,10 @@ class DrafterConfig:
         }
         if self.target_fingerprint is not None:
             data["dflash_config"]["target_fingerprint"] = self.target_fingerprint
+        if self.draft_vocabulary:
+            data["dflash_config"]["draft_vocabulary"] = encode_tokens(
+                self.draft_vocabulary, self.vocab_size
+            )
         return data
 
     @classmethod
@@ -120,6 +128,7 @@ class DrafterConfig:
         """Reads the contents of a config.json; a missing `block_sizes` means `block_size` alone."""
         dflash = data["dflash_config"]
         rope = data.get("rope_parameters") or {}
+        vocabulary = dflash.get("draft_vocabulary")
         return cls(
             hidden_size=data["hidden_size"],
             num_heads=data["num_attention_heads"],
@@ -136,6 +145,9 @@ class DrafterConfig:
             rms_norm_eps=data["rms_norm_eps"],
             max_position_embeddings=data["max_position_embeddings"],
             target_fingerprint=dflash.get("target_fingerprint"),
+            draft_vocabulary=tuple(decode_tokens(vocabulary, data["vocab_size"]).tolist())
+            if vocabulary
+            else (),
         )
 
 

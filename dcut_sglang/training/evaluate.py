@@ -98,12 +98,16 @@ def drafter_proposer(
 ) -> Propose:
     """Returns a `Propose` that runs the drafter on the given responses.
 
-    embed, head: the target's embedding and output matrices, float [vocab, hidden]. The drafter
-    runs on their device; what it proposes is on the CPU. A lazy one stops a few drafts behind the
+    embed, head: the target's embedding and output matrices, float [vocab, hidden]; drafts come
+    from the drafter's own vocabulary. The drafter runs on their device; what it proposes is on
+    the CPU. A lazy one stops a few drafts behind the
     first wrong one: what it left out has token id -1 and confidence 0. Accept lengths are the
     same, at a third of the cost, since the head is the costly part; only calibration needs all.
     """
     device = embed.device
+    vocabulary = torch.tensor(drafter.config.draft_vocabulary or range(len(head)))
+    vocabulary = vocabulary.to(device)
+    head = head[vocabulary] if drafter.config.draft_vocabulary else head
     ids = pad_sequence([r.token_ids for r in responses], batch_first=True).to(device)
     features = pad_sequence([r.features for r in responses], batch_first=True)
     context = drafter.context(features.to(device).float())
@@ -119,7 +123,7 @@ def drafter_proposer(
         hidden = drafter(embed[blocks], anchors[:, None], key_values)[:, 0, 1:]
         if not is_lazy:
             confidence, drafts = (hidden @ head.T).float().softmax(-1).max(-1)
-            return drafts.cpu(), confidence.cpu()
+            return vocabulary[drafts].cpu(), confidence.cpu()
         num_drafts = block_size - 1
         drafts = torch.full((len(requests), num_drafts), -1, device=device)
         confidence = torch.zeros(drafts.shape, device=device)
@@ -131,6 +135,7 @@ def drafter_proposer(
         for start in range(0, num_drafts, _LAZY_DRAFTS):
             part = slice(start, min(start + _LAZY_DRAFTS, num_drafts))
             shares, chosen = (hidden[rows, part] @ head.T).float().softmax(-1).max(-1)
+            chosen = vocabulary[chosen]
             drafts[rows, part], confidence[rows, part] = chosen, shares
             rows = rows[(chosen == truth[rows, part]).all(1)]
         return drafts.cpu(), confidence.cpu()

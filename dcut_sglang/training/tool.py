@@ -40,6 +40,7 @@ from dcut_sglang.training.target import (
     load_target,
     load_tokenizer,
 )
+from dcut_sglang.training.vocabulary import used_tokens
 
 STAGES = ("prompts", "responses", "train", "eval", "export")
 # Shares of --minutes after which generation and training stop.
@@ -197,6 +198,11 @@ class Run:
         )
         spent = {"cpu_s": round(cpu_s), "num_done": fitter.num_done}
         write_text(path, json.dumps(facts | spent) + "\n")
+        vocabulary = used_tokens(responses)
+        # A list of most tokens would save nothing.
+        if 2 * len(vocabulary) < drafter.config.vocab_size:
+            ids = tuple(vocabulary.tolist())
+            drafter.config = replace(drafter.config, draft_vocabulary=ids)
         save(drafter, self.drafter_folder, torch.bfloat16)
         self.log(f"training: {fitter.num_done} of {config.num_steps} steps done")
 

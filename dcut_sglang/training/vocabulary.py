@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from dcut_sglang.training.responses import Response
+
+
+def used_tokens(responses: Sequence[Response]) -> Tensor:
+    """Returns the tokens that occur in the target's own part of responses: int64, ascending."""
+    return torch.cat([r.token_ids[r.num_prompt_tokens :] for r in responses]).unique()
 
 
 class VocabularySample:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 pytest.importorskip("sglang")
 
-from dcut_sglang.host.draft import greedy_with_confidence  # noqa: E402
+from dcut_sglang.host.head import DraftHead, greedy_with_confidence  # noqa: E402
 from dcut_sglang.host.metrics import StepTimer  # noqa: E402
 from dcut_sglang.host.ranks import RankError, Ranks  # noqa: E402
 
@@ -63,6 +64,23 @@ def test_confidence_over_shards_equals_the_whole_vocabulary() -> None:
     for found_token, found_confidence in on_two_ranks(shard):
         assert torch.equal(found_token, token)
         torch.testing.assert_close(found_confidence, confidence)
+
+
+def test_a_short_head_over_shards_equals_the_whole_one() -> None:
+    """A shard that has none of the tokens drafts its first one."""
+    hidden, weight = torch.randn(33, 16), torch.randn(101, 16) * 3
+    for given, ids in (([0, 7, 50, 51, 100], [0, 7, 50, 51, 100]), ([1, 2, 30], [1, 2, 30, 51])):
+
+        def shard(ranks: Ranks, given: list[int] = given) -> tuple[torch.Tensor, torch.Tensor]:
+            first, end = (0, 51) if ranks.decides else (51, 101)
+            indices = SimpleNamespace(org_vocab_start_index=first, num_org_elements=end - first)
+            head = SimpleNamespace(weight=weight[first:end], shard_indices=indices)
+            return DraftHead(head, ranks, torch.tensor(given))(hidden, StepTimer())
+
+        share, place = torch.softmax(hidden @ weight[ids].t(), dim=-1).max(dim=-1)
+        for token, confidence in on_two_ranks(shard):
+            assert torch.equal(token, torch.tensor(ids)[place])
+            torch.testing.assert_close(confidence, share)
 
 
 def test_only_rank_0_chooses() -> None:
