@@ -22,14 +22,15 @@ const sum = (values) => values.reduce((total, value) => total + value, 0);
 const mean = (values) => sum(values) / values.length;
 const unique = (values) => [...new Set(values)];
 
-/** A number with three significant digits or more, "–" where there is none. */
+/** A measured number with three significant digits or more, "–" where there is none. */
 function show(value, digits) {
   if (!isNumber(value)) return "–";
-  if (digits !== undefined) return value.toFixed(digits);
-  if (Number.isInteger(value)) return String(value);
   const size = Math.abs(value);
-  return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 2);
+  return value.toFixed(digits ?? (size >= 100 ? 0 : size >= 10 ? 1 : 2));
 }
+
+/** A counted number, or another as above. */
+const count = (value) => (Number.isInteger(value) ? String(value) : show(value));
 
 const percent = (value) => (isNumber(value) ? `${Math.round(100 * value)} %` : "–");
 

@@ -1,8 +1,9 @@
 "use strict";
 // Charts of rows, and of all traces together.
 
+const GLYPHS = ["●", "■", "◆", "▲", "+", "×", "★", "⬢"]; // as SYMBOLS, for texts
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon"];
-const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
+const DASHES = ["solid", "6px,3px", "2px,3px", "7px,3px,2px,3px", "12px,3px"];
 const KNOWN_ARMS = ["plain", "dflash", "dcut"];
 const METRICS = { tokens_per_cpu_s: "tokens per CPU-second", tokens_per_s: "tokens per second" };
 
@@ -50,11 +51,14 @@ function compareWithPlain(points, metric) {
   }
 }
 
+/** Arms and kinds of prompts of all rows, in the order that gives them colour, symbol and dash. */
+function styleOrder(rows) {
+  const others = unique(rows.map((r) => r.arm)).filter((arm) => !KNOWN_ARMS.includes(arm)).sort();
+  return { arms: [...KNOWN_ARMS, ...others], prompts: unique(rows.map((r) => r.prompts)).sort() };
+}
+
 /** Colour, symbol and dash of a series: an arm keeps its own, kinds of prompts differ by dash. */
-function styles(points) {
-  const others = unique(points.map((p) => p.arm)).filter((arm) => !KNOWN_ARMS.includes(arm)).sort();
-  const arms = [...KNOWN_ARMS, ...others];
-  const prompts = unique(points.map((p) => p.prompts)).sort();
+function stylesOf({ arms, prompts }) {
   return (arm, kind) => {
     const i = arms.indexOf(arm);
     return {
@@ -70,12 +74,11 @@ function seriesOf(points, style, build) {
   return [...groupBy(points, key).values()].map((group) => {
     const p = group[0];
     const name = [p.arm, p.prompts, manyFiles ? `${p.source} ${p.commit}` : null].filter(Boolean).join(" · ");
-    return { name: literal(name), mode: "lines+markers", type: "scatter", ...style(p.arm, p.prompts), ...build(group) };
+    return { name: literal(name), mode: "lines+markers", type: "scatter", showlegend: false, ...style(p.arm, p.prompts), ...build(group) };
   }).filter((s) => s.x.length);
 }
 
-function drawRowCharts(points, metric, heatArm) {
-  const style = styles(points);
+function drawRowCharts(points, metric, style) {
   const loads = points.map((p) => p.concurrency).filter(isNumber);
   const closed = points.filter((p) => isNumber(p.concurrency));
   const concurrency = () => loadAxis("concurrent requests", loads);
@@ -95,15 +98,13 @@ function drawRowCharts(points, metric, heatArm) {
   }), { xaxis: concurrency(), yaxis: axis(METRICS[metric], { rangemode: "tozero" }) },
   "Means over waves or passes; bars from the slowest to the fastest.");
 
-  drawHeat(closed.filter((p) => p.arm === heatArm && isNumber(p.speedup)), metric, heatArm);
-
   const speeds = points.filter((p) => isNumber(p.user) && isNumber(p.rate));
   draw("per-user", seriesOf(speeds, style, (group) => ({
     x: group.map((p) => p.user),
     y: group.map((p) => p.rate),
     mode: "lines+markers+text",
     textposition: "top right",
-    text: group.map((p) => (isNumber(p.concurrency) ? String(p.concurrency) : `${show(p.request_rate)}/s`)),
+    text: group.map((p) => (isNumber(p.concurrency) ? String(p.concurrency) : `${count(p.request_rate)}/s`)),
     customdata: group.map((p) => p.user_speed_from),
     hovertemplate: "%{y:.1f} tokens/s in all, %{x:.1f} per request (%{customdata}); load %{text}<extra>%{fullData.name}</extra>",
   })), {
@@ -124,8 +125,9 @@ function drawRowCharts(points, metric, heatArm) {
 }
 
 function drawHeat(points, metric, arm) {
-  const manyFiles = unique(points.map((p) => p.source)).length > 1;
-  const label = (p) => literal(manyFiles ? `${p.prompts} · ${p.source}` : p.prompts);
+  const filesOf = groupBy(points, (p) => p.prompts);
+  const isShared = (p) => unique(filesOf.get(p.prompts).map((q) => q.source)).length > 1;
+  const label = (p) => literal(p.prompts) + (isShared(p) ? `<br>${literal(p.source.replace(/\.jsonl$/, ""))}` : "");
   // The last row of a load counts where a file holds several commits.
   const cells = new Map();
   for (const p of [...points].sort((a, b) => (a.time < b.time ? -1 : 1))) cells.set(`${p.concurrency}|${label(p)}`, p);
@@ -172,7 +174,7 @@ function timesChart(id, series, caption) {
   const ends = values.length ? [Math.min(...values) * 0.9, Math.max(...values) * 1.1] : [];
   const line = {
     x: ends, y: ends, mode: "lines", type: "scatter", name: "as predicted", hoverinfo: "skip",
-    line: { color: color("soft"), dash: "dot", width: 1 },
+    line: { color: color("soft"), dash: "dot", width: 1 }, showlegend: false,
   };
   draw(id, values.length ? [line, ...series] : [], {
     xaxis: axis("predicted ms per step", { type: "log" }), yaxis: axis("measured ms per step", { type: "log" }),
@@ -188,7 +190,7 @@ function drawTimesOfRows(points, style) {
       mode: "markers", x: whole.map((s) => s[2]), y: whole.map((s) => s[3]), text: whole.map((s) => String(s[0])), opacity: 0.75,
       hovertemplate: "predicted %{x:.1f} ms, measured %{y:.1f} ms, batch size %{text}<extra>%{fullData.name}</extra>",
     };
-  }), "Single steps where the rows have them, else means per row.");
+  }), "Single steps where the rows have them, else means per row; dotted: as predicted.");
 }
 
 /** Charts of one trace: times, keep ratio and tokens by batch size. */
@@ -202,7 +204,7 @@ function drawTraceCharts(prefix, trace, steps) {
       x: some.map((s) => s.predicted_ms), y: some.map((s) => s.measured_ms), text: some.map((s) => `step ${s.step}, batch size ${s.kept.length}`),
       hovertemplate: "%{text}: predicted %{x:.1f} ms, measured %{y:.1f} ms<extra></extra>",
     };
-  }).filter((s) => s.x.length), "Forced steps have no prediction unless the server made one.");
+  }).filter((s) => s.x.length), "Dotted: as predicted. Forced steps have no prediction.");
 
   const sizes = [...groupBy(steps, (s) => s.kept.length)].sort((a, b) => a[0] - b[0]);
   const curve = (name, i, value, template) => {

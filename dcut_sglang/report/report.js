@@ -8,14 +8,27 @@ function section(id, heading, ...children) {
   return node;
 }
 
-function checkboxes(legend, name, values, action) {
+function checkboxes(legend, name, values, action, order = null) {
   return el("fieldset", { id: `filter-${name}` }, el("legend", {}, legend),
-    ...values.map((value) => el("label", {}, el("input", { type: "checkbox", name, value, checked: true, onchange: action }), value)));
+    ...values.map((value) => el("label", {}, el("input", { type: "checkbox", name, value, checked: true, onchange: action }),
+      order ? swatch(name, order.indexOf(value)) : null, value)));
 }
 
 function selectOf(label, id, options, action) {
   return el("label", { class: "field" }, el("span", {}, label),
     el("select", { id, onchange: action }, ...options.map(([value, text]) => el("option", { value }, text))));
+}
+
+/** What the checkbox of an arm or a kind of prompts stands for in the charts. */
+function swatch(name, place) {
+  if (name === "arm") return el("span", { class: "swatch", style: `color: var(--arm-${place % 8})`, "aria-hidden": "true" }, GLYPHS[place % GLYPHS.length]);
+  const namespace = "http://www.w3.org/2000/svg";
+  const picture = document.createElementNS(namespace, "svg");
+  const line = document.createElementNS(namespace, "line");
+  for (const [key, value] of Object.entries({ width: 26, height: 8, "aria-hidden": "true" })) picture.setAttribute(key, value);
+  for (const [key, value] of Object.entries({ x1: 0, y1: 4, x2: 26, y2: 4, stroke: "currentColor", "stroke-width": 2, "stroke-dasharray": DASHES[place % DASHES.length].replace("solid", "none").replaceAll("px", "") })) line.setAttribute(key, value);
+  picture.append(line);
+  return picture;
 }
 
 const checked = (name) => [...document.querySelectorAll(`input[name="${name}"]:checked`)].map((box) => box.value);
@@ -26,6 +39,7 @@ function rowsPart(rows) {
     const order = (arm) => (KNOWN_ARMS.includes(arm) ? KNOWN_ARMS.indexOf(arm) : KNOWN_ARMS.length);
     return order(a) - order(b) || (a < b ? -1 : 1);
   });
+  const order = styleOrder(rows);
   const others = arms.filter((arm) => arm !== "plain");
   const metrics = Object.keys(METRICS).filter((m) => rows.some((r) => r[m].length));
   const pairs = unique(rows.map((r) => r.pair));
@@ -36,7 +50,7 @@ function rowsPart(rows) {
     compareWithPlain(all, metric);
     // The heat map has an arm of its own to choose.
     const points = all.filter((p) => wanted.includes(p.arm));
-    drawRowCharts(points, metric, heatArm);
+    drawRowCharts(points, metric, stylesOf(order));
     drawHeat(all.filter((p) => p.arm === heatArm && isNumber(p.speedup) && isNumber(p.concurrency)), metric, heatArm);
     drawRowTable(document.getElementById("row-table"), points);
   };
@@ -45,8 +59,8 @@ function rowsPart(rows) {
       selectOf("model pair", "filter-pair", pairs.map((p) => [p, p]), update),
       selectOf("throughput in", "filter-metric", metrics.map((m) => [m, METRICS[m]]), update),
       selectOf("heat map of", "filter-heat-arm", others.map((a) => [a, a]), update),
-      checkboxes("arms", "arm", arms, update),
-      checkboxes("prompts", "prompts", unique(rows.map((r) => r.prompts)).sort(), update),
+      checkboxes("arms", "arm", arms, update, order.arms),
+      checkboxes("prompts", "prompts", order.prompts, update, order.prompts),
       checkboxes("files", "file", unique(rows.map((r) => r.source)), update)),
     el("div", { class: "grid" },
       chartFigure("throughput", "Throughput over concurrency", "Throughput over concurrent requests, a line per arm; numbers in the table below"),

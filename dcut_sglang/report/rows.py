@@ -161,17 +161,20 @@ def _bench_arm(row: Mapping[str, Any], source: str, line: int) -> ArmRow:
     user, origin = row.get("tokens_per_s_per_user"), "row"
     if user is None and tpot_ms:
         user, origin = 1000 / tpot_ms[0], "1000 / median ms per token"
+    elif user is None:
+        user, origin = _user_speed(tokens_per_s, row.get("concurrency"))
     return ArmRow(
         **_common(row, source, line),
         tokens_per_s=tokens_per_s,
         tokens_per_cpu_s=_list(rates.get("tokens_per_cpu_s")),
-        **_user_speed(user, origin, tokens_per_s, row.get("concurrency")),
+        user_tokens_per_s=user,
+        user_speed_from=origin,
         ttft_ms=_percentiles(row.get("ttft_ms")),
         tpot_ms=tpot_ms,
-        **{
-            name: row.get(name)
-            for name in ("accept_length", "rows_per_step", "keep_ratio", "plain_share")
-        },
+        accept_length=row.get("accept_length"),
+        rows_per_step=row.get("rows_per_step"),
+        keep_ratio=row.get("keep_ratio"),
+        plain_share=row.get("plain_share"),
         predicted_ms=step_ms.get("predicted"),
         measured_ms=step_ms.get("measured"),
         step_sample=row.get("step_sample"),
@@ -186,11 +189,13 @@ def _demo_arm(row: Mapping[str, Any], cpu_rates: Any, source: str, line: int) ->
     tokens_per_s = _list(row.get("tokens_per_s"))
     steps, proposed = dcut.get("steps"), dcut.get("drafts_proposed")
     decided = dcut.get("selected_steps")
+    user, origin = _user_speed(tokens_per_s, row.get("concurrency"))
     return ArmRow(
         **_common(row, source, line),
         tokens_per_s=tokens_per_s,
         tokens_per_cpu_s=_list(cpu_rates),
-        **_user_speed(None, "", tokens_per_s, row.get("concurrency")),
+        user_tokens_per_s=user,
+        user_speed_from=origin,
         accept_length=dcut.get("accept_length"),
         rows_per_step=dcut["rows_verified"] / steps if steps else None,
         keep_ratio=dcut["drafts_kept"] / proposed if proposed else None,
@@ -200,13 +205,10 @@ def _demo_arm(row: Mapping[str, Any], cpu_rates: Any, source: str, line: int) ->
     )
 
 
-def _user_speed(
-    user: float | None, origin: str, tokens_per_s: list[float], concurrency: int | None
-) -> dict[str, Any]:
-    if user is None and tokens_per_s and concurrency:
-        user = sum(tokens_per_s) / len(tokens_per_s) / concurrency
-        origin = "throughput / concurrency"
-    return {"user_tokens_per_s": user, "user_speed_from": origin if user is not None else ""}
+def _user_speed(tokens_per_s: list[float], concurrency: int | None) -> tuple[float | None, str]:
+    if not (tokens_per_s and concurrency):
+        return None, ""
+    return sum(tokens_per_s) / len(tokens_per_s) / concurrency, "throughput / concurrency"
 
 
 def _conditions(row: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 // Tables: conditions, and rows with headings to sort by.
 
 /**
- * A table that scrolls by itself. A column is {name, value(item), text?(item), isText?, wide?};
+ * A table that scrolls by itself. A column is {name, value(item), text?(item), isText?, isCount?, wide?};
  * columns without any value are left out.
  */
 function sortableTable(caption, columns, items, onSort, order) {
@@ -19,7 +19,7 @@ function sortableTable(caption, columns, items, onSort, order) {
   const cell = (c, item) => el(
     "td",
     { class: [c.isText ? "text" : "", c.wide ? "wide" : ""].join(" ").trim() || null },
-    c.text ? c.text(item) : c.isText ? String(c.value(item) ?? "–") : show(c.value(item)),
+    c.text ? c.text(item) : c.isText ? String(c.value(item) ?? "–") : (c.isCount ? count : show)(c.value(item)),
   );
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
     el("table", {},
@@ -31,10 +31,10 @@ function conditionsTable(conditions) {
   const text = (name, key, more = {}) => ({ name, value: (c) => c[key] ?? "", isText: true, ...more });
   return sortableTable("Conditions of the rows", [
     text("file", "source"), text("benchmark", "benchmark"), text("model pair", "pair"),
-    text("commit", "commit"), text("last row (UTC)", "last"), { name: "rows", value: (c) => c.rows },
+    text("commit", "commit"), text("last row (UTC)", "last"), { name: "rows", value: (c) => c.rows, isCount: true },
     text("machine", "machine"), text("device", "device"), text("dtype", "dtype"),
-    { name: "threads", value: (c) => c.threads }, text("SGLang", "sglang"), text("torch", "torch"),
-    { name: "tokens per request", value: (c) => c.tokens },
+    { name: "threads", value: (c) => c.threads, isCount: true }, text("SGLang", "sglang"), text("torch", "torch"),
+    { name: "tokens per request", value: (c) => c.tokens, isCount: true },
     text("flags of all arms", "flags", { wide: true }), text("command", "command", { wide: true }),
   ], conditions);
 }
@@ -43,8 +43,8 @@ const ROW_COLUMNS = [
   { name: "arm", value: (r) => r.arm, isText: true },
   { name: "prompts", value: (r) => r.prompts, isText: true },
   { name: "file", value: (r) => r.source, isText: true },
-  { name: "concurrency", value: (r) => r.concurrency },
-  { name: "requests/s", value: (r) => r.request_rate },
+  { name: "concurrency", value: (r) => r.concurrency, isCount: true },
+  { name: "requests/s", value: (r) => r.request_rate, isCount: true },
   { name: "tokens/s", value: (r) => r.rate },
   { name: "tokens/CPU-s", value: (r) => r.cpuRate },
   { name: "over plain", value: (r) => r.speedup, text: (r) => (isNumber(r.speedup) ? `${show(r.speedup, 2)} ×` : "–") },

@@ -25,7 +25,7 @@ _MOST_CANDIDATES = 64
 
 @dataclass(frozen=True)
 class Window:
-    """Which steps of a trace the page holds: places ``first`` to ``last``, from 1, both included."""
+    """Which steps of a trace the page holds: by place from 1, ``first`` and ``last`` included."""
 
     first: int = 1
     last: int = 1000
