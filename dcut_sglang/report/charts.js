@@ -4,6 +4,7 @@
 const GLYPHS = ["●", "■", "◆", "▲", "+", "×", "★", "⬢"]; // as SYMBOLS, for texts
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon"];
 const DASHES = ["solid", "6px,3px", "2px,3px", "7px,3px,2px,3px", "12px,3px"];
+const VARIANTS = ["", "-open", "-open-dot", "-dot"]; // of a symbol, by kind of prompts
 const KNOWN_ARMS = ["plain", "dflash", "dcut"];
 const METRICS = { tokens_per_cpu_s: "tokens per CPU-second", tokens_per_s: "tokens per second" };
 
@@ -41,13 +42,15 @@ function pointsOf(rows) {
   return points.sort((a, b) => (a.concurrency ?? 0) - (b.concurrency ?? 0));
 }
 
-/** Sets each point's speed-up: its throughput over that of plain decoding under the same load. */
+/** Sets each point's speed-up over plain decoding under the same load, paired by wave or pass. */
 function compareWithPlain(points, metric) {
   const load = (p) => JSON.stringify([p.source, p.commit, p.pair, p.prompts, p.concurrency, p.request_rate]);
   const plain = new Map(points.filter((p) => p.arm === "plain").map((p) => [load(p), p.rates[metric]]));
   for (const point of points) {
     const [mine, theirs] = [point.rates[metric], plain.get(load(point))];
-    point.speedup = mine.length && theirs && theirs.length ? mean(mine) / mean(theirs) : null;
+    if (!mine.length || !theirs || !theirs.length) point.speedup = null;
+    else if (mine.length !== theirs.length) point.speedup = mean(mine) / mean(theirs);
+    else point.speedup = Math.exp(mean(mine.map((rate, i) => Math.log(rate / theirs[i]))));
   }
 }
 
@@ -60,10 +63,10 @@ function styleOrder(rows) {
 /** Colour, symbol and dash of a series: an arm keeps its own, kinds of prompts differ by dash. */
 function stylesOf({ arms, prompts }) {
   return (arm, kind) => {
-    const i = arms.indexOf(arm);
+    const [i, j] = [arms.indexOf(arm), prompts.indexOf(kind)];
     return {
-      line: { color: color(`arm-${i % 8}`), dash: DASHES[prompts.indexOf(kind) % DASHES.length], width: 2 },
-      marker: { color: color(`arm-${i % 8}`), symbol: SYMBOLS[i % SYMBOLS.length], size: 8 },
+      line: { color: color(`arm-${i % 8}`), dash: DASHES[j % DASHES.length], width: 2 },
+      marker: { color: color(`arm-${i % 8}`), symbol: SYMBOLS[i % SYMBOLS.length] + VARIANTS[j % VARIANTS.length], size: 9 },
     };
   };
 }
@@ -176,8 +179,10 @@ function timesChart(id, series, caption) {
     x: ends, y: ends, mode: "lines", type: "scatter", name: "as predicted", hoverinfo: "skip",
     line: { color: color("soft"), dash: "dot", width: 1 }, showlegend: false,
   };
+  // Over a wide range the short steps would lie in a corner.
+  const scale = values.length && Math.max(...values) > 8 * Math.min(...values) ? { type: "log" } : { nticks: 7 };
   draw(id, values.length ? [line, ...series] : [], {
-    xaxis: axis("predicted ms per step", { type: "log" }), yaxis: axis("measured ms per step", { type: "log" }),
+    xaxis: axis("predicted ms per step", scale), yaxis: axis("measured ms per step", scale),
   }, caption);
 }
 

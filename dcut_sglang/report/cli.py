@@ -19,10 +19,11 @@ from dcut_sglang.cost import CostTableError
 from dcut_sglang.replay.cli import BUILT_IN_COSTS, load_costs
 from dcut_sglang.report.errors import ReportError
 from dcut_sglang.report.page import page
-from dcut_sglang.report.rows import read_rows
+from dcut_sglang.report.rows import Rows, read_rows
 from dcut_sglang.report.traces import TIME_SURPRISE, TOKEN_SURPRISE, Window, trace_data
 from dcut_sglang.selector import Selector
-from dcut_sglang.trace import TraceError, read_trace
+from dcut_sglang.trace import Trace, TraceError, read_trace
+from dcut_sglang.trace.records import FORMAT
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,12 +72,12 @@ def report_data(args: argparse.Namespace) -> dict[str, Any]:
         selector = Selector(load_costs(args.costs), DCutConfig.parse(args.config))
     rows, conditions, traces = [], [], []
     for path in args.inputs:
-        if kind_of(path) == "rows":
-            found = read_rows(path)
+        found = read_input(path)
+        if isinstance(found, Rows):
             rows += [row.to_json() for row in found.arms]
             conditions += found.conditions
         else:
-            traces.append(trace_data(read_trace(path), path.name, window, selector))
+            traces.append(trace_data(found, path.name, window, selector))
     return {
         "title": args.title,
         "version": __version__,
@@ -89,26 +90,23 @@ def report_data(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def kind_of(path: Path) -> str:
-    """``rows`` or ``trace``, by the first bytes.
+def read_input(path: Path) -> Rows | Trace:
+    """Rows or a trace, told apart by the first bytes.
 
     Raises:
         ReportError: neither.
-        OSError: it cannot be read.
+        TraceError: a trace that cannot be read.
+        OSError: the file cannot be read.
     """
     if path.is_dir():
         raise ReportError(f"{path}: expected a file of rows or a trace, got a folder")
     with path.open("rb") as file:
         start = file.read(64)
     if start.lstrip()[:1] in (b"{", b""):
-        return "rows"
-    try:
-        read_trace(path)
-    except TraceError as error:
-        if "is not a DCUT trace" not in str(error):
-            raise
+        return read_rows(path)
+    if FORMAT.encode() not in start:
         raise ReportError(
             f"{path}: expected rows (JSON lines, as in bench_results/) or a decision trace "
             f"(trace_path of --dcut-config); got a file that begins with {start[:16]!r}"
-        ) from error
-    return "trace"
+        )
+    return read_trace(path)

@@ -22,12 +22,19 @@ function selectOf(label, id, options, action) {
 /** What the checkbox of an arm or a kind of prompts stands for in the charts. */
 function swatch(name, place) {
   if (name === "arm") return el("span", { class: "swatch", style: `color: var(--arm-${place % 8})`, "aria-hidden": "true" }, GLYPHS[place % GLYPHS.length]);
-  const namespace = "http://www.w3.org/2000/svg";
-  const picture = document.createElementNS(namespace, "svg");
-  const line = document.createElementNS(namespace, "line");
-  for (const [key, value] of Object.entries({ width: 26, height: 8, "aria-hidden": "true" })) picture.setAttribute(key, value);
-  for (const [key, value] of Object.entries({ x1: 0, y1: 4, x2: 26, y2: 4, stroke: "currentColor", "stroke-width": 2, "stroke-dasharray": DASHES[place % DASHES.length].replace("solid", "none").replaceAll("px", "") })) line.setAttribute(key, value);
-  picture.append(line);
+  const part = (tag, attributes) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    return node;
+  };
+  const variant = VARIANTS[place % VARIANTS.length];
+  const picture = part("svg", { width: 34, height: 12, "aria-hidden": "true" });
+  const dash = DASHES[place % DASHES.length].replace("solid", "none").replaceAll("px", "");
+  picture.append(
+    part("line", { x1: 0, y1: 6, x2: 34, y2: 6, stroke: "currentColor", "stroke-width": 2, "stroke-dasharray": dash }),
+    part("circle", { cx: 17, cy: 6, r: 4, stroke: "currentColor", "stroke-width": 1.5, fill: variant.includes("open") ? "var(--panel)" : "currentColor" }),
+    ...(variant.includes("dot") ? [part("circle", { cx: 17, cy: 6, r: 1.5, fill: variant.includes("open") ? "currentColor" : "var(--panel)" })] : []),
+  );
   return picture;
 }
 
@@ -88,7 +95,8 @@ function tracePart(trace, i) {
       + (whole ? "All steps are on this page. " : `On this page: steps ${trace.first} to ${last}, by place; others with --steps. `)
       + (trace.recomputed ? `Candidates of ${trace.recomputed} steps are recomputed from the cost table ${DATA.costs}, without the calibration and the corrected costs of the run. ` : "")
       + `A surprise: a time more than ${percent(DATA.surprise.time)} off the prediction, or tokens more than ${DATA.surprise.tokens} standard deviations off what the confidences promised.`),
-    el("p", { class: "note" }, "Keys, with the viewer in focus: left and right arrow, Home, End, p (next plain step), s (next surprise)."),
+    el("p", { class: "note" }, "Predicted and measured milliseconds are on the cost table's clock (on a CPU, the thread's CPU time), those of the phases are wall time. "
+      + "Keys, with the viewer in focus: left and right arrow, Home, End, p (next plain step), s (next surprise)."),
     viewer.root,
     el("div", { class: "grid" },
       chartFigure(`${prefix}-times`, "Predicted and measured step time", "Measured over predicted milliseconds of each step"),

@@ -142,7 +142,7 @@ class StepViewer {
       ["emitted, tokens", step.emitted],
       ["expected, tokens", `${show(step.expected)} ± ${show(step.deviation)}`],
       ["head rows", step.head_rows.length ? step.head_rows.join(" + ") : "–"],
-      ...this.trace.phases.map((name, i) => [`${name}, ms`, show(step.phase_ms[i])]),
+      ...this.trace.phases.map((name, i) => [`${name}, wall ms`, show(step.phase_ms[i])]),
     ];
     return el("dl", { class: "facts" }, ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value)))));
   }
@@ -177,7 +177,7 @@ function whyText(step) {
   const from = step.why === "recomputed" ? "Recomputed: " : "";
   const utility = found.kept.map((_, i) => found.tokens[i] / found.ms[i]);
   const numKept = sum(step.kept);
-  const best = utility.indexOf(Math.max(...utility));
+  const { best } = found;
   const chosen = found.kept.indexOf(numKept);
   if (found.kept.length === 1) {
     const gains = step.draft_gains || [];
@@ -190,21 +190,22 @@ function whyText(step) {
   const extra = chosen < 0 ? `${numKept}` : text(chosen);
   if (step.forced) return `${from}The choice was forced to ${extra}; the greatest utility has ${text(best)}.`;
   if (step.why === "recomputed") return `${from}${extra} was chosen, ${text(best)} has the greatest utility: calibration and corrected costs are not in this trace.`;
-  return numKept > found.kept[best]
-    ? `Keeping ${text(best)} has the greatest utility; ${extra} was kept, a few more than pay, to learn how they fare.`
+  const drafted = step.confidence.map((c) => c.length);
+  const explored = Math.min(drafted.filter((n) => n > 0).length, sum(drafted) - found.kept[best]);
+  return numKept - found.kept[best] === explored
+    ? `Keeping ${text(best)} has the greatest utility; ${extra} was kept, ${explored} more than pay, to see how drafts fare that are usually cut.`
     : `Keeping ${text(best)} has the greatest utility; ${extra} was kept.`;
 }
 
 function candidatesTable(step) {
-  const { kept, tokens, ms } = step.candidates;
+  const { kept, tokens, ms, best } = step.candidates;
   const numKept = sum(step.kept);
   const utility = kept.map((_, i) => tokens[i] / ms[i]);
-  const best = utility.indexOf(Math.max(...utility));
   const remark = (i) => [kept[i] === numKept ? "chosen" : "", i === best ? "best" : ""].filter(Boolean).join(", ");
   const heading = step.why === "recomputed" ? "Candidates (recomputed)" : "Candidates";
   const place = el("div", { class: "limited", tabindex: "0", role: "region", "aria-label": heading },
     el("table", {},
-      el("thead", {}, el("tr", {}, ...["drafts kept", "expected tokens", "predicted ms", "tokens per ms", ""].map((h) => el("th", { scope: "col" }, h)))),
+      el("thead", {}, el("tr", {}, ...["drafts kept", "expected tokens", "predicted, ms", "tokens per ms", "remark"].map((h) => el("th", { scope: "col", class: h === "remark" ? "text" : null }, h)))),
       el("tbody", {}, ...kept.map((k, i) => el("tr", { class: k === numKept ? "chosen" : null },
         el("td", {}, String(k)), el("td", {}, show(tokens[i], 2)), el("td", {}, show(ms[i], 2)), el("td", {}, show(utility[i], 4)), el("td", { class: "text" }, remark(i)))))));
   requestAnimationFrame(() => {

@@ -119,7 +119,9 @@ def _step_data(
         "why": why,
     }
     if candidates is not None:
-        data["candidates"] = _candidates(candidates, int(kept.sum()))
+        data["candidates"] = _candidates(
+            candidates.thinned(_MOST_CANDIDATES, int(kept.sum())), step
+        )
     if step.draft_gains:
         data["draft_gains"] = [_number(gain) for gain in step.draft_gains]
     data["surprise"] = _surprises(step, emitted, expected, deviation)
@@ -134,12 +136,18 @@ def _confidences(step: TraceStep) -> list[list[int]]:
     return [row[:d].tolist() for row, d in zip(thousandths, depth, strict=True)]
 
 
-def _candidates(candidates: Candidates, num_kept: int) -> dict[str, list[float | None]]:
-    few = candidates.thinned(_MOST_CANDIDATES, num_kept)
+def _candidates(candidates: Candidates, step: TraceStep) -> dict[str, Any]:
+    """With the place of the best. Of equal utilities (float32 in a trace), the chosen one's."""
+    utility = candidates.tokens_per_ms
+    best = int(np.argmax(utility))
+    chosen = np.flatnonzero(candidates.num_kept == int(step.verify_lens.sum()) - step.bs)
+    if len(chosen) and utility[chosen[0]] >= utility[best] * (1 - 1e-6):
+        best = int(chosen[0])
     return {
-        "kept": few.num_kept.tolist(),
-        "tokens": _numbers(few.expected_tokens),
-        "ms": _numbers(few.predicted_ms),
+        "kept": candidates.num_kept.tolist(),
+        "tokens": _numbers(candidates.expected_tokens),
+        "ms": _numbers(candidates.predicted_ms),
+        "best": best,
     }
 
 
