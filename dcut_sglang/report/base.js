@@ -26,7 +26,7 @@ const unique = (values) => [...new Set(values)];
 function show(value, digits) {
   if (!isNumber(value)) return "–";
   const size = Math.abs(value);
-  return value.toFixed(digits ?? (size >= 100 ? 0 : size >= 10 ? 1 : 2));
+  return value.toFixed(digits ?? (size >= 100 ? 0 : size >= 10 ? 1 : 2)).replace("-", "\u2212");
 }
 
 /** A counted number, or another as above. */

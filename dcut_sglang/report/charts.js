@@ -54,6 +54,9 @@ function compareWithPlain(points, metric) {
   }
 }
 
+/** Place of an arm's symbol: with more arms than colours, a colour comes again with another symbol. */
+const look = (i) => (i + Math.floor(i / 8)) % SYMBOLS.length;
+
 /** Arms and kinds of prompts of all rows, in the order that gives them colour, symbol and dash. */
 function styleOrder(rows) {
   const others = unique(rows.map((r) => r.arm)).filter((arm) => !KNOWN_ARMS.includes(arm)).sort();
@@ -66,7 +69,7 @@ function stylesOf({ arms, prompts }) {
     const [i, j] = [arms.indexOf(arm), prompts.indexOf(kind)];
     return {
       line: { color: color(`arm-${i % 8}`), dash: DASHES[j % DASHES.length], width: 2 },
-      marker: { color: color(`arm-${i % 8}`), symbol: SYMBOLS[i % SYMBOLS.length] + VARIANTS[j % VARIANTS.length], size: 9 },
+      marker: { color: color(`arm-${i % 8}`), symbol: SYMBOLS[look(i)] + VARIANTS[j % VARIANTS.length], size: 9 },
     };
   };
 }
@@ -180,7 +183,7 @@ function timesChart(id, series, caption) {
     line: { color: color("soft"), dash: "dot", width: 1 }, showlegend: false,
   };
   // Over a wide range the short steps would lie in a corner.
-  const scale = values.length && Math.max(...values) > 8 * Math.min(...values) ? { type: "log" } : { nticks: 7 };
+  const scale = values.length && Math.max(...values) > 8 * Math.min(...values) ? { type: "log", dtick: "D2" } : { nticks: 7 };
   draw(id, values.length ? [line, ...series] : [], {
     xaxis: axis("predicted ms per step", scale), yaxis: axis("measured ms per step", scale),
   }, caption);

@@ -21,7 +21,7 @@ function selectOf(label, id, options, action) {
 
 /** What the checkbox of an arm or a kind of prompts stands for in the charts. */
 function swatch(name, place) {
-  if (name === "arm") return el("span", { class: "swatch", style: `color: var(--arm-${place % 8})`, "aria-hidden": "true" }, GLYPHS[place % GLYPHS.length]);
+  if (name === "arm") return el("span", { class: "swatch", style: `color: var(--arm-${place % 8})`, "aria-hidden": "true" }, GLYPHS[look(place)]);
   const part = (tag, attributes) => {
     const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
     for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
@@ -94,6 +94,7 @@ function tracePart(trace, i) {
     el("p", { class: "note" }, `${trace.num_steps} steps, blocks of ${trace.block_size}; ${end}. `
       + (whole ? "All steps are on this page. " : `On this page: steps ${trace.first} to ${last}, by place; others with --steps. `)
       + (trace.recomputed ? `Candidates of ${trace.recomputed} steps are recomputed from the cost table ${DATA.costs}, without the calibration and the corrected costs of the run. ` : "")
+      + (trace.recomputed && trace.costs_differ.length ? `That table was measured with another ${trace.costs_differ.join(", ")}: its times are not this run's. ` : "")
       + `A surprise: a time more than ${percent(DATA.surprise.time)} off the prediction, or tokens more than ${DATA.surprise.tokens} standard deviations off what the confidences promised.`),
     el("p", { class: "note" }, "Predicted and measured milliseconds are on the cost table's clock (on a CPU, the thread's CPU time), those of the phases are wall time. "
       + "Keys, with the viewer in focus: left and right arrow, Home, End, p (next plain step), s (next surprise)."),

@@ -182,8 +182,11 @@ function whyText(step) {
   if (found.kept.length === 1) {
     const gains = step.draft_gains || [];
     const most = gains.length ? Math.max(...gains) : null;
-    return `${from}Nothing was drafted, so anchors alone were verified`
-      + (most === null ? "." : `: drafting was expected to add ${show(most, 2)} tokens at best, after the price of its time.`);
+    const nothing = `${from}Nothing was drafted, so anchors alone were verified`;
+    if (most === null) return `${nothing}.`;
+    return most < 0
+      ? `${nothing}: drafting was expected to lose ${show(-most, 2)} tokens against a plain step, at best.`
+      : `${nothing}: drafting was expected to gain ${show(most, 2)} tokens over a plain step, at best, too few to begin or to go on.`;
   }
   const text = (i) => `${found.kept[i]} (${show(utility[i], 4)} tokens/ms)`;
   if (chosen === best) return `${from}Keeping ${text(best)} has the greatest utility, and was chosen.`;

@@ -82,6 +82,7 @@ def trace_data(
         "phases": list(PHASES),
         "requests": [trace.names[request] for request in used],
         "recomputed": sum(step["why"] == "recomputed" for step in data),
+        "costs_differ": _differing(trace, selector),
         "steps": data,
     }
 
@@ -160,6 +161,15 @@ def _surprises(step: TraceStep, emitted: int, expected: float, deviation: float)
         off = (emitted - expected) / deviation
         found.append(f"emitted {emitted} tokens, expected {expected:.1f} ({off:+.1f} s.d.)")
     return found
+
+
+def _differing(trace: Trace, selector: Selector | None) -> list[str]:
+    """Conditions under which the cost table was not measured as the trace was recorded."""
+    if selector is None:
+        return []
+    table, run = selector.cost.fingerprint, trace.conditions
+    common = ("device", "threads", "ranks", "dtype", "attention_backend", "target", "drafter")
+    return [key for key in common if key in table and key in run and table[key] != run[key]]
 
 
 def _flat(conditions: Mapping[str, Any]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -222,3 +223,10 @@ def test_thinning_keeps_the_best_the_ends_and_what_was_chosen() -> None:
     best = int(np.argmax(found.tokens_per_ms))
     assert {0, best - 1, best, best + 1, 777, 999} <= set(few.num_kept.tolist())
     assert found.thinned(1000) is found
+
+
+def test_a_cost_table_of_other_conditions_is_named(tmp_path: Path) -> None:
+    trace = read_trace(write_trace(tmp_path / "old.trace", with_reasons=False))
+    for target, differing in ((HOSTILE, []), ("another", ["target"])):
+        selector = Selector(replace(TABLE, fingerprint={"target": target}), DCutConfig())
+        assert trace_data(trace, "old", Window(), selector)["costs_differ"] == differing

@@ -121,7 +121,7 @@ def test_one_steps_through_a_trace(open_page: Callable[..., Any]) -> None:
     cells = page.locator("#trace-0-view table.blocks tbody tr").first.locator(".cell")
     assert cells.all_inner_texts() == ["a", "A", "A", "R", "p", "p", "·", "·"]
     facts = page.locator("#trace-0-view dl").inner_text()
-    assert "predicted, ms\n10.0" in facts and "draft, ms\n2.00" in facts
+    assert "predicted, ms\n10.0" in facts and "draft, wall ms\n2.00" in facts
     chosen = page.locator("#trace-0-candidates tr.chosen")
     assert chosen.locator("td").first.inner_text() == "4" and "chosen" in chosen.inner_text()
     page.click("#trace-0-next")
