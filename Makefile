@@ -7,7 +7,7 @@ IN_ENV := source scripts/cpu_env.sh && $(VENV)/bin/python
 SMOLLM2 := .cache/models/smollm2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test conform fuzz soak never-slower published regret eval-drafter test-core lint format clean
+.PHONY: help setup demo report test conform fuzz soak never-slower published regret eval-drafter test-core lint format clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -28,6 +28,9 @@ demo: $(STAMP)  ## the main job on this machine's CPU: MODEL=smollm2 (default) o
 test: $(STAMP)  ## everything that CI runs: lint, types, core tests, real-server tests
 	$(MAKE) --no-print-directory lint
 	$(IN_ENV) -m pytest -q tests
+
+report: $(STAMP) ## rows of bench_results and traces of the last runs as one page, .cache/report.html
+	$(VENV)/bin/dcut report bench_results/*.jsonl $(wildcard .cache/*-logs/dcut.trace) -o .cache/report.html
 
 conform: $(STAMP) ## DCUT against plain decoding, feature by feature, on the tiny pair (under 10 minutes)
 	$(IN_ENV) scripts/conform.py

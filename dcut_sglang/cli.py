@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from dcut_sglang import __version__
 from dcut_sglang.replay.cli import add_replay_arguments, run_replay
+from dcut_sglang.report.cli import add_report_arguments, run_report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,6 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     replay = commands.add_parser("replay", help="any policy on a trace; the published tables")
     add_replay_arguments(replay)
     replay.set_defaults(run=run_replay)
+
+    report = commands.add_parser("report", help="rows and traces as one interactive HTML file")
+    add_report_arguments(report)
+    report.set_defaults(run=run_report)
 
     conform = commands.add_parser(
         "conform", help="compare a DCUT server with a plain one, request feature by feature"

@@ -60,6 +60,8 @@ class Controller:
         self.calibration = Calibration(selector.cost.block_size - 1)
         # What a step spends outside of draft, head and verify: a plain one, one that drafts.
         self.overhead_ms = (0.0, 0.0)
+        # What the last plan expected of drafting for the 1, 2, .. best requests, for the trace.
+        self.draft_gains: tuple[float, ...] = ()
         self._is_calibrating = selector.config.calibration and not selector.config.deterministic
         # Tokens per millisecond over those of a plain step of the same batch.
         self._speedup = 1.0
@@ -141,6 +143,7 @@ class Controller:
     def _paying(self, rows: IntArray, prices: Prices, costs: BatchCosts) -> IntArray:
         """The requests, best first, whose drafts together pay the most; none if none do."""
         bs, config = len(rows), self.selector.config
+        self.draft_gains = ()
         if not self.values.has_seen_any:
             return np.arange(0)
         values = self.values.predict(rows, prices)
@@ -149,6 +152,7 @@ class Controller:
         fixed_ms = float(costs.head(1)) + self.overhead_ms[1] - self.overhead_ms[0]
         draft_ms = costs.draft_forward(counts) + fixed_ms
         net = np.cumsum(values[order])[counts - 1] - prices.tokens_per_ms * draft_ms
+        self.draft_gains = tuple(net.tolist())
         if config.max_token_ms is not None:
             net, relief = self._capped(net, counts, rows[order], prices, costs)
             if relief:

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from dcut_sglang.candidates import Candidates
 from dcut_sglang.config import DCutConfig
 from dcut_sglang.cost import BatchCosts, CostTable
 from dcut_sglang.survival import RankedDrafts, num_kept_at_ratio, rank_drafts
@@ -39,12 +40,14 @@ class Decision:
         num_rows: bs + K, tokens that the target sees.
         expected_tokens: E(K), anchors counted.
         predicted_ms: C(K), draft included.
+        candidates: everything that was weighed, for the trace; None where nothing was.
     """
 
     num_kept: int
     num_rows: int
     expected_tokens: float
     predicted_ms: float
+    candidates: Candidates | None = field(default=None, compare=False, repr=False)
 
 
 class Selector:
@@ -185,4 +188,5 @@ class Selector:
             num_rows=bs + int(kept[best]),
             expected_tokens=float(bs + accepted[best]),
             predicted_ms=float(predicted_ms[best]),
+            candidates=Candidates(kept, bs + accepted, predicted_ms),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def write_step(
     num_accepted: torch.Tensor,
     timer: StepTimer,
     decision: Decision | None,
+    draft_gains: Sequence[float],
     forced: str,
     draft_block_size: int,
     with_tokens: bool,
@@ -77,6 +79,8 @@ def write_step(
             forced=forced,
             draft_block_size=draft_block_size,
             head_rows=() if drafts is None else drafts.computed.rows,
+            candidates=None if decision is None else decision.candidates,
+            draft_gains=() if decision is None else draft_gains,
         )
     except OSError as error:
         logger.error("DCUT: the trace ends at step %d: %s", step, error)

@@ -161,6 +161,7 @@ class DCutWorker(DFlashWorkerV2):
                 num_accepted=accepted.num_drafts,
                 timer=timer,
                 decision=decision,
+                draft_gains=self.controller.draft_gains if self.controller else (),
                 forced=self.forced.describe() if self.forced is not None else "",
                 draft_block_size=plan.block_size,
                 with_tokens=self.config.trace_tokens,

@@ -88,7 +88,7 @@ def run_replay(args: argparse.Namespace) -> int:
 
 
 def run_trace(args: argparse.Namespace) -> int:
-    table = _costs(args)
+    table = load_costs(args.costs)
     try:
         bank = _texts(args, table)
     except NotReplayableError as error:
@@ -188,7 +188,7 @@ def _workloads() -> dict[str, AnchorBank]:
 
 
 def run_load(args: argparse.Namespace) -> int:
-    table = _costs(args)
+    table = load_costs(args.costs)
     bank = _texts(args, table)
     config = DCutConfig.parse(args.config)
     for concurrency in args.concurrency:
@@ -208,9 +208,14 @@ def run_load(args: argparse.Namespace) -> int:
     return 0
 
 
-def _costs(args: argparse.Namespace) -> CostTable:
-    built_in = BUILT_IN_COSTS.get(args.costs)
-    return built_in() if built_in else CostTable.load(Path(args.costs))
+def load_costs(name: str) -> CostTable:
+    """A built-in cost table by its name, or one from a JSON file.
+
+    Raises:
+        CostTableError: neither.
+    """
+    built_in = BUILT_IN_COSTS.get(name)
+    return built_in() if built_in else CostTable.load(Path(name))
 
 
 def _texts(args: argparse.Namespace, table: CostTable) -> AnchorBank:

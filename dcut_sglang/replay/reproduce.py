@@ -45,8 +45,8 @@ class Reproduction:
         return self.predicted_ms / self.measured_ms - 1 if self.measured_ms else float("nan")
 
 
-def _draft_ms(step: TraceStep, cost: CostTable, context: float) -> float:
-    """Forward, and the head's stages."""
+def draft_ms(step: TraceStep, cost: CostTable, context: float) -> float:
+    """The table's milliseconds of what the step drafted: forward, and the head's stages."""
     num_drafted = step.num_drafted
     if not num_drafted:
         return 0.0
@@ -84,7 +84,7 @@ def reproduce(trace: Trace, cost: CostTable) -> Reproduction:
             continue
         context = float(step.contexts.mean())
         verify_ms = float(cost.verify(step.bs, int(kept.sum()) + step.bs, context))
-        predicted.append(verify_ms + _draft_ms(step, cost, context))
+        predicted.append(verify_ms + draft_ms(step, cost, context))
         recorded.append(step.predicted_ms)
         measured.append(step.measured_ms)
     errors = np.abs(np.array(predicted) / np.array(measured) - 1)

@@ -9,7 +9,10 @@ NAME (a text that later records refer to by its number: request ids and forced c
 and an END (why the writer stopped). A STEP's payload is a fixed head followed by arrays over the
 bs requests: name number u32, context u32, verify length u8, accepted drafts u8; then the rows of
 the draft head's stages u32, and, when the step drafted, the confidences as float32 [bs, D-1];
-last, in every-anchor recordings, the tokens u32 [bs, D].
+in every-anchor recordings, the tokens u32 [bs, D]; last, where the step was decided and not
+forced, its reasons (absent in older traces): numbers u16 n and m, then of n weighed candidates
+the drafts kept u32, the expected tokens float32 and the predicted milliseconds float32, and m
+gains of drafting float32.
 
 Each record is one unbuffered write, so a process that dies loses at most the record it was
 writing; the reader returns every whole record before the damage.
@@ -18,24 +21,28 @@ writing; the reader returns every whole record before the damage.
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from dcut_sglang.candidates import Candidates
 from dcut_sglang.trace.records import (
     END,
     END_HEAD,
     FORMAT,
     FORMAT_VERSION,
     HAS_CONFIDENCE,
+    HAS_REASONS,
     HAS_TOKENS,
     HEADER,
     NAME,
     PHASES,
+    REASONS_HEAD,
     STEP,
     STEP_HEAD,
     Mode,
@@ -74,6 +81,11 @@ class TraceStep:
             trace was recorded with them.
         draft_block_size: D of the step's draft forward.
         head_rows: rows of each stage of the draft head; () where it ran over whole blocks.
+        candidates: numbers of drafts that were weighed, thinned; None where the choice was
+            forced, or the trace is of an earlier version.
+        draft_gains: float64, tokens that drafting for the 1, 2, .. bs best requests (one entry:
+            for all) was expected to add, less the price of its time; () as for ``candidates``, and
+            where nothing was known of the requests yet.
     """
 
     step: int
@@ -90,6 +102,8 @@ class TraceStep:
     tokens: IntArray | None = None
     draft_block_size: int = 0
     head_rows: tuple[int, ...] = ()
+    candidates: Candidates | None = None
+    draft_gains: tuple[float, ...] = ()
 
     @property
     def bs(self) -> int:
@@ -145,7 +159,8 @@ def read_trace(path: Path | str) -> Trace:
     """Read a trace, as far as it is whole.
 
     Raises:
-        TraceError: not a trace, a damaged header, or another version.
+        TraceError: not a trace, a damaged header, another version, or whole records that do not
+            hold what this version writes.
         OSError: the file cannot be read.
     """
     data = Path(path).read_bytes()
@@ -169,7 +184,13 @@ def read_trace(path: Path | str) -> Trace:
         if kind == NAME:
             names.append(payload.decode(errors="replace"))
         elif kind == STEP:
-            steps.append(_read_step(payload, block_size, names))
+            try:
+                steps.append(_read_step(payload, block_size, names))
+            except (ValueError, IndexError, struct.error) as error:
+                raise TraceError(
+                    f"{path}: step record {len(steps) + 1} is whole, but not as this dcut_sglang "
+                    f"writes them ({error}); was the trace recorded with an earlier commit?"
+                ) from error
         elif kind == END:
             is_full, _, dropped = END_HEAD.unpack(payload)
             end = "full" if is_full else "closed"
@@ -192,7 +213,20 @@ def _read_step(payload: bytes, block_size: int, names: Sequence[str]) -> TraceSt
         at += array.nbytes
         return array
 
-    return TraceStep(
+    def floats(count: int) -> npt.NDArray[np.float64]:
+        return take("<f4", count).astype(np.float64)
+
+    def reasons() -> tuple[Candidates | None, tuple[float, ...]]:
+        nonlocal at
+        if not has & HAS_REASONS:
+            return None, ()
+        num_candidates, num_gains = REASONS_HEAD.unpack_from(payload, at)
+        at += REASONS_HEAD.size
+        kept = take("<u4", num_candidates).astype(np.int64)
+        found = Candidates(kept, floats(num_candidates), floats(num_candidates))
+        return (found if num_candidates else None), tuple(floats(num_gains).tolist())
+
+    whole = TraceStep(
         step=step,
         mode="speculate" if speculate else "plain",
         forced=names[forced],
@@ -216,3 +250,5 @@ def _read_step(payload: bytes, block_size: int, names: Sequence[str]) -> TraceSt
             else None
         ),
     )
+    candidates, draft_gains = reasons()
+    return replace(whole, candidates=candidates, draft_gains=draft_gains)

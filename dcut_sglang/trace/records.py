@@ -13,11 +13,12 @@ Mode = Literal["speculate", "plain"]
 
 HEADER, NAME, STEP, END = 1, 2, 3, 4
 RECORD = struct.Struct("<BII")
-# step, bs, mode (1: speculate), what follows (1: confidences, 2: tokens), block size of the draft
-# less one, stages of the draft head, forced name (0: none), predicted ms, measured ms in total,
-# and by phase.
+# step, bs, mode (1: speculate), what follows (the sum of HAS_...), block size of the draft less
+# one, stages of the draft head, forced name (0: none), predicted ms, measured ms in total, and by
+# phase.
 STEP_HEAD = struct.Struct("<IHBBBBIff4f")
-HAS_CONFIDENCE, HAS_TOKENS = 1, 2
+HAS_CONFIDENCE, HAS_TOKENS, HAS_REASONS = 1, 2, 4
+REASONS_HEAD = struct.Struct("<HH")
 END_HEAD = struct.Struct("<BII")  # full?, steps written, steps dropped
 NO_NAME = 0
 

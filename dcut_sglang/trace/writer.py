@@ -11,23 +11,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dcut_sglang.candidates import Candidates
 from dcut_sglang.trace.records import (
     END,
     END_HEAD,
     FORMAT,
     FORMAT_VERSION,
     HAS_CONFIDENCE,
+    HAS_REASONS,
     HAS_TOKENS,
     HEADER,
     NAME,
     NO_NAME,
     PHASES,
+    REASONS_HEAD,
     RECORD,
     STEP,
     STEP_HEAD,
     Mode,
     record,
 )
+
+_MOST_CANDIDATES = 64
 
 
 class TraceWriter:
@@ -92,6 +97,8 @@ class TraceWriter:
         forced: str = "",
         draft_block_size: int | None = None,
         head_rows: Sequence[int] = (),
+        candidates: Candidates | None = None,
+        draft_gains: Sequence[float] = (),
     ) -> bool:
         """Append one step.
 
@@ -102,6 +109,8 @@ class TraceWriter:
             phase_ms: milliseconds of any of ``PHASES``.
             draft_block_size: 2..D; D by default.
             head_rows: rows of each stage of the draft head; (): one stage over whole blocks.
+            candidates: what the step weighed; about 64 of them are kept.
+            draft_gains: expected of drafting for the 1, 2, .. best requests; see ``TraceStep``.
 
         Returns:
             whether it was written; False once the file is full or closed.
@@ -125,6 +134,7 @@ class TraceWriter:
         phases = dict(phase_ms or {})
         if not phases.keys() <= set(PHASES):
             raise ValueError(f"phases are {PHASES}, got {tuple(phases)}")
+        has_reasons = candidates is not None or len(draft_gains) > 0
         new_names: list[bytes] = []
         numbers = [self._name(str(request_id), new_names) for request_id in request_ids]
         forced_number = self._name(forced, new_names) if forced else NO_NAME
@@ -133,7 +143,9 @@ class TraceWriter:
                 step,
                 bs,
                 mode == "speculate",
-                HAS_CONFIDENCE * (confidence is not None) | HAS_TOKENS * (tokens is not None),
+                HAS_CONFIDENCE * (confidence is not None)
+                | HAS_TOKENS * (tokens is not None)
+                | HAS_REASONS * has_reasons,
                 (draft_block_size or self.block_size) - 1,
                 len(head_rows),
                 forced_number,
@@ -159,6 +171,9 @@ class TraceWriter:
             if ids.shape != (bs, self.block_size):
                 raise ValueError(f"tokens must have shape {(bs, self.block_size)}, got {ids.shape}")
             parts.append(ids.tobytes())
+        if has_reasons:
+            num_kept = int(lens.sum()) - bs
+            parts.append(_reasons(candidates, num_kept, draft_gains))
         whole = b"".join([*new_names, record(STEP, b"".join(parts))])
         if self._num_bytes + len(whole) > self.max_bytes:
             self.full = True
@@ -195,3 +210,20 @@ class TraceWriter:
         if written != len(data):
             raise OSError(f"{self.path}: wrote {written} of {len(data)} bytes; disk full?")
         self._num_bytes += len(data)
+
+
+def _reasons(candidates: Candidates | None, num_kept: int, draft_gains: Sequence[float]) -> bytes:
+    """What a step weighed; a large batch has a thousand candidates, more than anyone looks at."""
+    gains = np.asarray(draft_gains, dtype="<f4").tobytes()
+    if candidates is None:
+        return REASONS_HEAD.pack(0, len(draft_gains)) + gains
+    few = candidates.thinned(_MOST_CANDIDATES, num_kept)
+    return b"".join(
+        [
+            REASONS_HEAD.pack(len(few.num_kept), len(draft_gains)),
+            few.num_kept.astype("<u4").tobytes(),
+            few.expected_tokens.astype("<f4").tobytes(),
+            few.predicted_ms.astype("<f4").tobytes(),
+            gains,
+        ]
+    )

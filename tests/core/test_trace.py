@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcut_sglang.candidates import Candidates
 from dcut_sglang.cost import CostTable
 from dcut_sglang.replay.reproduce import reproduce
 from dcut_sglang.trace import Trace, TraceError, TraceWriter, read_trace
+from dcut_sglang.trace.records import STEP, Records, record
 
 BLOCK = 4
 
@@ -247,3 +249,30 @@ def test_an_empty_trace_has_no_time_error() -> None:
     assert (result.tokens, result.rows) == (0, 0) and math.isnan(result.time_error)
     with pytest.raises(ValueError, match="blocks of 8"):
         reproduce(Trace(8), costs())
+
+
+def test_reasons_come_back_and_are_optional(tmp_path: Path) -> None:
+    weighed = Candidates(np.arange(3), np.array([2.0, 2.5, 2.75]), np.array([8.0, 9.0, 10.5]))
+    common = {"request_ids": ["a"], "verify_lens": [2], "accepted": [1], "contexts": [5]}
+    with TraceWriter(tmp_path / "t", 4) as writer:
+        writer.write_step(step=1, **common, candidates=weighed, draft_gains=[0.5])
+        writer.write_step(step=2, **common)
+        writer.write_step(step=3, **common, draft_gains=[-0.25])
+    first, second, third = read_trace(tmp_path / "t").steps
+    assert first.candidates is not None
+    assert first.candidates.num_kept.tolist() == [0, 1, 2]
+    assert first.candidates.expected_tokens.tolist() == [2.0, 2.5, 2.75]
+    assert first.candidates.predicted_ms.tolist() == [8.0, 9.0, 10.5]
+    assert first.draft_gains == (0.5,)
+    assert (second.candidates, second.draft_gains) == (None, ())
+    assert (third.candidates, third.draft_gains) == (None, (-0.25,))
+
+
+def test_a_step_record_of_another_layout_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    with TraceWriter(path, 4) as writer:
+        writer.write_step(step=1, request_ids=["a"], verify_lens=[2], accepted=[1], contexts=[5])
+    header = next(Records(path.read_bytes()))
+    path.write_bytes(record(*header) + record(STEP, b"\x01" * 20))
+    with pytest.raises(TraceError, match="step record 1 is whole, but not as this dcut_sglang"):
+        read_trace(path)

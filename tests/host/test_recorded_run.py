@@ -47,6 +47,11 @@ def test_the_selector_s_prediction_is_in_the_trace(dcut_paged: Server, logs: Pat
     for step in trace.steps:
         expected = reproduce(replace(trace, steps=(step,)), cost).predicted_ms
         np.testing.assert_allclose(step.predicted_ms, expected, rtol=1e-3)
+        # What was weighed is there too, and what was kept is among it.
+        weighed = step.candidates
+        assert weighed is not None
+        kept = weighed.num_kept == step.verify_lens.sum() - step.bs
+        np.testing.assert_allclose(weighed.predicted_ms[kept], [step.predicted_ms], rtol=1e-3)
 
 
 def test_a_full_width_trace_replays_any_policy(dcut_paged: Server, logs: Path) -> None:
