@@ -16,7 +16,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_spec
 
 from dcut_sglang.host import flag, requests, sampling, state
-from dcut_sglang.host.cpu import allocation, determinism
+from dcut_sglang.host.cpu import allocation, determinism, rivals
 from dcut_sglang.host.cpu.activate import cpu_engine_enabled
 
 
@@ -119,6 +119,13 @@ HOOKS = (
         determinism.enable_batch_invariant_mode,
         HookType.REPLACE,
         "knows no CPU, and seeds are only honoured with the option that calls it",
+        cpu_only=True,
+    ),
+    Hook(
+        "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend",
+        rivals.create_draft_backend,
+        HookType.AROUND,
+        "a local table of draft attention backends, to which nothing can be registered",
         cpu_only=True,
     ),
 )
