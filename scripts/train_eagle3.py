@@ -42,7 +42,7 @@ def main() -> int:
     add("--unroll", type=int, default=6, help="drafts in a row that the head is trained for")
     add("--sequences", type=int, default=16, help="responses per step")
     add("--block-tokens", type=int, default=192, help="rows per response and step")
-    add("--lr", type=float, default=2e-3)
+    add("--lr", type=float, default=4e-3)
     args = parser.parse_args()
     if unknown := set(args.stages) - set(STAGES):
         parser.error(f"unknown stages {sorted(unknown)}; expected some of {', '.join(STAGES)}")

@@ -67,7 +67,9 @@ def head_from_target(
     """Returns a new head that starts near the target's own end.
 
     Its layer copies the one in front of the target's last, on the state's side; the fusion leans
-    on the latest feature; the output layer holds the target's rows.
+    on the latest feature; the output layer holds the target's rows. The fusion is small: the
+    layer reads it normed, but the latest feature speaks of the token that is known already, and
+    at its full size would drown what the layer adds to it.
     """
     head = Eagle3Head(config, draft_token_ids)
     weights = target.model.state_dict()
@@ -82,9 +84,9 @@ def head_from_target(
             own.copy_(weights[source + "input_layernorm.weight"])
         elif twin is not None and name != "input_layernorm.weight":
             own.copy_(twin)
-    head.fc.weight.mul_(0.2)
-    head.fc.weight[:, -hidden:] += 0.5 * torch.eye(hidden)
-    head.norm.weight.copy_(0.1 * weights["norm.weight"])
+    head.fc.weight.mul_(0.02)
+    head.fc.weight[:, -hidden:] += 0.05 * torch.eye(hidden)
+    head.norm.weight.copy_(0.5 * weights["norm.weight"])
     head.lm_head.weight.copy_(target.get_output_embeddings().weight[draft_token_ids])
     return head
 

@@ -103,6 +103,7 @@ class Eagle3Run:
             num_sequences=args.sequences,
             num_block_tokens=args.block_tokens,
             lr=args.lr,
+            warmup_steps=10,
             decay_share=0.7,
             seed=args.seed,
             num_extra_tokens=512,

@@ -40,7 +40,7 @@ def steps_when_equal(args: tuple[str, ...], log: Path, reference: Reference) -> 
     server.start(START_S)
     try:
         answers = run(server, CASES, 4)
-        # Out of every request's way again: the same prompts, one at a time and in other batches.
+        # The same prompts again, one at a time: from the radix cache, and in batches of one.
         again = run(server, CASES[:3], 1)
     finally:
         server.stop()
@@ -60,11 +60,14 @@ def test_ngram(logs: Path, reference: Reference) -> None:
 
 
 def test_standalone(logs: Path, reference: Reference) -> None:
-    """A draft model that is the target itself is right up to rounding."""
+    """A draft model that is the target itself is nearly always right.
+
+    Not always: SGLang gives a draft model the text without its first token, as EAGLE heads need it.
+    """
     args = ("STANDALONE", "--speculative-draft-model-path", str(TARGET), *CHAIN)
     num_steps = steps_when_equal(args, logs / "standalone.log", reference)
     at_least = -(-(NUM_TOKENS - 1) // (NUM_DRAFTS + 1)) * len(CASES)
-    assert at_least <= num_steps <= 1.05 * at_least
+    assert at_least <= num_steps <= 1.25 * at_least
 
 
 def test_eagle3_accepts_what_its_trainer_says(
