@@ -34,7 +34,7 @@ same text; `training/` holds the settings and the learning curve.
 | target | {target_name}; its fingerprint is in `config.json` |
 | training text | {num_responses} greedy responses of the target, {num_tokens} tokens |
 | started from | the target's layer in front of the last |
-| training | {num_done} steps in chains of {num_unroll} drafts |
+| training | {num_done} of {num_steps} planned steps, in chains of {num_unroll} drafts |
 | time | {cpu_minutes:.0f} CPU-minutes on {machine} |
 | licence | Apache-2.0, as the target |
 
@@ -127,6 +127,11 @@ def model_card(report: Eagle3Report, head: Eagle3Head, **facts: Any) -> str:
         f"At 3 drafts it accepts {report.code(few):.2f} tokens per step on code"
         f"{', at least' if report.ok else ': less than'} the {MIN_CODE:.1f} that make a rival."
     )
+    if facts["num_done"] < facts["num_steps"]:
+        verdict += (
+            "\nIts training was stopped early, while its loss still fell: trained as long as the "
+            "drafter it is\ncompared with, it would accept more."
+        )
 
     def cells(num_drafts: int, split: str) -> list[str]:
         means = report.by_split[num_drafts][split]

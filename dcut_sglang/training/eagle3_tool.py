@@ -178,6 +178,7 @@ class Eagle3Run:
             num_responses=facts["num_responses"],
             num_tokens=facts["num_tokens"],
             num_done=facts["num_done"],
+            num_steps=facts["fit"]["num_steps"],
             cpu_minutes=facts["cpu_s"] / 60,
             machine=cpu_info().get("model name", "an unknown CPU"),
             num_prompt=num_prompt,
