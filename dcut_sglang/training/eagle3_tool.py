@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -141,8 +142,11 @@ class Eagle3Run:
         save(head, self.folder, torch.bfloat16)
         self.log(f"training: {fitter.num_done} of {config.num_steps} steps done")
 
-    def _probe(self, head: Eagle3Head):  # type: ignore[no-untyped-def]
-        """Returns the accept length at 3 drafts on a few held-out prompts, as a function."""
+    def _probe(self, head: Eagle3Head) -> Callable[[], float] | None:
+        """Returns the accept length at 3 drafts on a few held-out prompts, as a function.
+
+        None if no held-out response is there yet.
+        """
         responses, kinds, splits = self._held_out()
         unseen = [i for i, split in enumerate(splits) if split == "prompt"]
         few = [
