@@ -35,6 +35,7 @@ class _Group:
     q_offset: torch.Tensor  # position of each request's first query in its KV: int64 [n]
     kv_len: torch.Tensor  # int64 [n]
     max_kv_len: int
+    tree: torch.Tensor | None = None  # which rows of its block a query sees: bool [n, q_len, q_len]
     masks: dict[tuple[int, torch.dtype], torch.Tensor | None] = field(default_factory=dict)
 
 
@@ -55,6 +56,7 @@ class VarlenAttention:
         *,
         causal: bool = True,
         window_left: int = -1,
+        tree_mask: torch.Tensor | None = None,
     ) -> None:
         """Describe the batch.
 
@@ -67,10 +69,13 @@ class VarlenAttention:
                 aligned with the last KV entry (FlashInfer's convention). False: every query
                 sees the whole KV of its request.
             window_left: a query sees at most this many positions before its own; -1: all.
+            tree_mask: bool [bs, q_len, q_len], for trees of drafts: query j of request i sees
+                entry k of its own block where [i, j, k] is true, and all KV before the block.
+                Takes the place of ``causal``; every request must have q_len queries.
 
         Raises:
-            ValueError: arrays that do not fit each other, or more queries than KV entries in a
-                causal request.
+            ValueError: arrays that do not fit each other, more queries than KV entries in a
+                causal request, or a tree mask with ragged queries or with a window.
 
         Host syncs: copies both indptr arrays to the host, and index arrays back.
         """
@@ -96,12 +101,16 @@ class VarlenAttention:
                 raise ValueError(
                     f"request {i} has {q_lens[i]} causal queries but only {kv_lens[i]} KV entries"
                 )
+        if tree_mask is not None:
+            _check_tree_mask(tree_mask, q_lens, window_left)
         self._num_tokens = q_start[-1]
         self._causal, self._window_left = causal, window_left
-        self._groups = [
-            self._make_group(members, q_lens, kv_lens, q_start, kv_start, kv_indices)
-            for members in _group_requests(q_lens, kv_lens)
-        ]
+        self._groups = []
+        for members in _group_requests(q_lens, kv_lens):
+            group = self._make_group(members, q_lens, kv_lens, q_start, kv_start, kv_indices)
+            if tree_mask is not None:
+                group.tree = tree_mask[torch.tensor(members, device=tree_mask.device)]
+            self._groups.append(group)
 
     def _make_group(
         self,
@@ -206,7 +215,12 @@ class VarlenAttention:
             group.q_offset[:, None, None] + torch.arange(group.q_len, device=device)[None, :, None]
         )
         seen = (columns < group.kv_len[:, None, None]).expand(-1, group.q_len, -1)
-        if self._causal:
+        if group.tree is not None:
+            seen = seen & (columns < group.q_offset[:, None, None])
+            rows, block = group.q_offset.numel(), torch.arange(group.q_len, device=device)
+            places = (group.q_offset[:, None] + block)[:, None, :].expand(rows, group.q_len, -1)
+            seen = seen.scatter(2, places, group.tree)
+        elif self._causal:
             seen = seen & (columns <= position)
         if self._window_left >= 0:
             seen = seen & (columns >= position - self._window_left)
@@ -216,6 +230,17 @@ class VarlenAttention:
         mask.masked_fill_(~seen, torch.finfo(dtype).min)
         n, q_len, kv_len = seen.shape
         return mask[:, None].expand(n, fold, q_len, kv_len).reshape(n, 1, fold * q_len, kv_len)
+
+
+def _check_tree_mask(tree_mask: torch.Tensor, q_lens: list[int], window_left: int) -> None:
+    bs, q_len = len(q_lens), max(q_lens, default=0)
+    if window_left >= 0:
+        raise ValueError("tree_mask does not go with a window")
+    if any(length != q_len for length in q_lens) or tree_mask.shape != (bs, q_len, q_len):
+        raise ValueError(
+            f"tree_mask has shape {tuple(tree_mask.shape)}, expected [bs, q_len, q_len] for "
+            f"{bs} requests of equal query length, got lengths {q_lens}"
+        )
 
 
 def _group_requests(q_lens: list[int], kv_lens: list[int]) -> list[list[int]]:

@@ -145,6 +145,10 @@ SEAMS = (
         ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor"),
     ),
     Seam("sglang.srt.batch_invariant_ops:enable_batch_invariant_mode", ("enable_bmm",)),
+    Seam(
+        "sglang.srt.speculative.draft_utils:DraftBackendFactory._create_backend",
+        (*_SELF, "backend_name", "backend_map", "error_template", "stamps_children"),
+    ),
 )
 
 

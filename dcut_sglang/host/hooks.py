@@ -16,7 +16,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_spec
 
 from dcut_sglang.host import flag, requests, sampling, state, weights
-from dcut_sglang.host.cpu import allocation, determinism, linear
+from dcut_sglang.host.cpu import allocation, determinism, linear, rivals
 from dcut_sglang.host.cpu.activate import cpu_engine_enabled
 
 
@@ -147,6 +147,13 @@ HOOKS = (
         cpu_only=True,
     ),
     *_WEIGHT_UPDATES,
+    Hook(
+        "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend",
+        rivals.create_draft_backend,
+        HookType.AROUND,
+        "a local table of draft attention backends, to which nothing can be registered",
+        cpu_only=True,
+    ),
 )
 
 

@@ -201,11 +201,11 @@ class BlockAttention(nn.Module):
 class GatedMLP(nn.Module):
     """SiLU-gated feed-forward layer."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, hidden_size: int, ffn_size: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
-        self.down_proj = nn.Linear(config.ffn_size, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(hidden_size, ffn_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, ffn_size, bias=False)
+        self.down_proj = nn.Linear(ffn_size, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., hidden]; returns the same shape."""
@@ -218,7 +218,7 @@ class DrafterLayer(nn.Module):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.self_attn = BlockAttention(config)
-        self.mlp = GatedMLP(config)
+        self.mlp = GatedMLP(config.hidden_size, config.ffn_size)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 

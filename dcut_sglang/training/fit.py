@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from dcut_sglang.training.blocks import block_loss, block_token_ids
 from dcut_sglang.training.drafter import Drafter
 from dcut_sglang.training.muon import Muon
 from dcut_sglang.training.responses import Response
-from dcut_sglang.training.vocabulary import VocabularySample
+from dcut_sglang.training.vocabulary import VocabularySample, used_tokens
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,70 @@ def sample_anchors(
     return starts[:, None] + (draws * spans[:, None]).long()
 
 
-class Fitter:
-    """A training run that can be stopped between any two steps and go on elsewhere.
+class ResumableFit(ABC):
+    """A training run that can be stopped between any two steps and go on elsewhere."""
+
+    def __init__(
+        self, model: nn.Module, responses: Sequence[Response], config: FitConfig, min_tokens: int
+    ) -> None:
+        """Takes the responses with `min_tokens` tokens or more behind their prompt."""
+        self._model, self._config = model, config
+        self._usable = [
+            r for r in responses if len(r.token_ids) - r.num_prompt_tokens >= min_tokens
+        ]
+        self._rng = random.Random(config.seed)
+        self._generator = torch.Generator().manual_seed(config.seed)
+        self._optimizer = Optimizer(
+            [p for p in model.parameters() if p.dim() == 2],
+            [p for p in model.parameters() if p.dim() != 2],
+            config.lr,
+            config.num_steps,
+            config.warmup_steps,
+            config.decay_share,
+        )
+        self.num_done = 0
+        self.average_loss = 0.0
+
+    @abstractmethod
+    def _loss(self) -> Tensor:
+        """Draws a batch; returns its loss, a scalar in nats."""
+
+    def _batch(self) -> list[Response]:
+        return self._rng.sample(self._usable, min(self._config.num_sequences, len(self._usable)))
+
+    def step(self) -> None:
+        """Takes one optimizer step."""
+        loss = self._loss()
+        self._optimizer.step(loss)
+        value = loss.item()
+        is_first = self.num_done == 0
+        self.average_loss = value if is_first else 0.95 * self.average_loss + 0.05 * value
+        self.num_done += 1
+
+    def state(self) -> dict[str, Any]:
+        """Returns all that decides the steps to come, for torch.save."""
+        return {
+            "drafter": self._model.state_dict(),
+            "optimizer": self._optimizer.state(),
+            "rng": list(self._rng.getstate()),
+            "generator": self._generator.get_state(),
+            "num_done": self.num_done,
+            "average_loss": self.average_loss,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state` returned; model, responses and config must be the same."""
+        self._model.load_state_dict(state["drafter"])
+        self._optimizer.load_state(state["optimizer"])
+        version, numbers, gauss = state["rng"]
+        self._rng.setstate((version, tuple(numbers), gauss))
+        self._generator.set_state(state["generator"])
+        self.num_done = state["num_done"]
+        self.average_loss = state["average_loss"]
+
+
+class Fitter(ResumableFit):
+    """A run that trains a DFlash drafter.
 
     `embed` and `head` (float [vocab, hidden], on the drafter's device) stay frozen.
     """
@@ -113,33 +176,19 @@ class Fitter:
         responses: Sequence[Response],
         config: FitConfig,
     ) -> None:
-        self._drafter, self._embed, self._head, self._config = drafter, embed, head, config
-        self._usable = [r for r in responses if len(r.token_ids) - r.num_prompt_tokens >= 2]
-        self._rng = random.Random(config.seed)
-        self._generator = torch.Generator().manual_seed(config.seed)
-        self._optimizer = Optimizer(
-            [p for p in drafter.parameters() if p.dim() == 2],
-            [p for p in drafter.parameters() if p.dim() != 2],
-            config.lr,
-            config.num_steps,
-            config.warmup_steps,
-            config.decay_share,
-        )
+        super().__init__(drafter, responses, config, min_tokens=2)
+        self._drafter, self._embed, self._head = drafter, embed, head
         self._sample = None
         if config.num_extra_tokens:
-            used = [r.token_ids[r.num_prompt_tokens :] for r in self._usable]
             self._sample = VocabularySample(
-                torch.cat(used).unique(), len(head), config.num_extra_tokens
+                used_tokens(self._usable), len(head), config.num_extra_tokens
             )
-        self.num_done = 0
-        self.average_loss = 0.0
 
-    def step(self) -> None:
-        """Takes one optimizer step."""
+    def _loss(self) -> Tensor:
         config, sizes, device = self._config, self._drafter.config.block_sizes, self._embed.device
         is_long = self._rng.random() < config.long_share
         block_size = max(sizes) if is_long else self._rng.randint(min(sizes), max(sizes))
-        batch = self._rng.sample(self._usable, min(config.num_sequences, len(self._usable)))
+        batch = self._batch()
         ids = pad_sequence([r.token_ids for r in batch], batch_first=True)
         features = pad_sequence([r.features for r in batch], batch_first=True)
         anchors = sample_anchors(batch, config.num_block_tokens // block_size, self._generator)
@@ -158,33 +207,7 @@ class Fitter:
             labels = self._sample.place_of[labels]
         # Labels behind the end of a text are not used and may be absent from the sample.
         labels = labels.where(valid, 0)
-        loss = block_loss(logits, labels.to(device), valid.to(device), config.gamma)
-        self._optimizer.step(loss)
-        value = loss.item()
-        is_first = self.num_done == 0
-        self.average_loss = value if is_first else 0.95 * self.average_loss + 0.05 * value
-        self.num_done += 1
-
-    def state(self) -> dict[str, Any]:
-        """Returns all that decides the steps to come, for torch.save."""
-        return {
-            "drafter": self._drafter.state_dict(),
-            "optimizer": self._optimizer.state(),
-            "rng": list(self._rng.getstate()),
-            "generator": self._generator.get_state(),
-            "num_done": self.num_done,
-            "average_loss": self.average_loss,
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Goes on from what `state` returned; drafter, responses and config must be the same."""
-        self._drafter.load_state_dict(state["drafter"])
-        self._optimizer.load_state(state["optimizer"])
-        version, numbers, gauss = state["rng"]
-        self._rng.setstate((version, tuple(numbers), gauss))
-        self._generator.set_state(state["generator"])
-        self.num_done = state["num_done"]
-        self.average_loss = state["average_loss"]
+        return block_loss(logits, labels.to(device), valid.to(device), config.gamma)
 
 
 def fit(

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from dcut_sglang.training.checkpoint import load_state, save_state
 from dcut_sglang.training.drafter import Drafter
+from dcut_sglang.training.eagle3 import Eagle3Head
 from dcut_sglang.training.evaluate import drafter_proposer, walk
 from dcut_sglang.training.files import write_text
-from dcut_sglang.training.fit import FitConfig, Fitter
+from dcut_sglang.training.fit import FitConfig, ResumableFit
 from dcut_sglang.training.responses import Response
 
 Log = Callable[[str], None]
@@ -25,14 +26,16 @@ SAVE_EVERY_S = 60.0
 _PROGRESS_S = 15.0
 
 
-def identity_of(drafter: Drafter, config: FitConfig, indices: Sequence[int]) -> dict[str, Any]:
+def identity_of(
+    drafter: Drafter | Eagle3Head, config: FitConfig, indices: Sequence[int]
+) -> dict[str, Any]:
     """Returns what must agree when a run goes on: architecture, settings and responses."""
     facts = {"drafter": drafter.config.to_json(), "fit": asdict(config), "responses": list(indices)}
     return dict(json.loads(json.dumps(facts)))
 
 
 def train(
-    fitter: Fitter,
+    fitter: ResumableFit,
     num_steps: int,
     state_path: Path,
     identity: dict[str, Any],
@@ -76,11 +79,11 @@ def train(
     return cpu_s + time.process_time()
 
 
-def _save(path: Path, fitter: Fitter, cpu_s: float, identity: dict[str, Any]) -> None:
+def _save(path: Path, fitter: ResumableFit, cpu_s: float, identity: dict[str, Any]) -> None:
     save_state(path, fitter.state() | {"cpu_s": cpu_s + time.process_time()}, identity)
 
 
-def steps_within(fitter: Fitter, seconds: float) -> int:
+def steps_within(fitter: ResumableFit, seconds: float) -> int:
     """Returns how many steps this machine takes in that time; leaves the fitter as it was."""
     before = copy.deepcopy(fitter.state())
     fitter.step()
@@ -92,7 +95,7 @@ def steps_within(fitter: Fitter, seconds: float) -> int:
     return max(1, int(seconds / step_s))
 
 
-def _note(state_path: Path, fitter: Fitter, accept_length: float, log: Log) -> None:
+def _note(state_path: Path, fitter: ResumableFit, accept_length: float, log: Log) -> None:
     log(f"training: step {fitter.num_done}, accept length {accept_length:.3f} on held-out prompts")
     point = {
         "step": fitter.num_done,

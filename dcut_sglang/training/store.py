@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from dcut_sglang.training.files import replace_atomically
 from dcut_sglang.training.responses import Response
@@ -61,14 +62,20 @@ class ResponseStore:
         replace_atomically(path, lambda temp: save_file(tensors, temp))
         self._pending = {}
 
-    def load(self, indices: Collection[int] | None = None) -> dict[int, Response]:
-        """Returns responses by prompt index, in ascending order; all, or those asked for."""
+    def load(
+        self, indices: Collection[int] | None = None, columns: Tensor | None = None
+    ) -> dict[int, Response]:
+        """Returns responses by prompt index, in ascending order; all, or those asked for.
+
+        columns: int64, which of the features' columns to keep; None: all.
+        """
         found: dict[int, Response] = {}
         for path in sorted(self._folder.glob(_PATTERN)):
             shard = load_file(path)
             lengths = shard["length"].tolist()
             texts = shard["token_ids"].long().split(lengths)
-            features = shard["features"].split(lengths)
+            stored = shard["features"]
+            features = (stored if columns is None else stored[:, columns]).split(lengths)
             for row, index in enumerate(shard["index"].tolist()):
                 if indices is None or index in indices:
                     found[index] = Response(

@@ -25,15 +25,29 @@ class TorchVarlenAttnBackend(TorchNativeAttnBackend):
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
         self._csr: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self._tree_mask: torch.Tensor | None = None
         self._plans: dict[tuple[bool, int, bool], VarlenAttention] = {}
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
-        self._plans = {}
-        self._csr = None
         if forward_batch.forward_mode.is_idle():
+            self._plans, self._csr, self._tree_mask = {}, None, None
             return
         q_lens, kv_lens = _query_and_kv_lens(forward_batch)
+        self.describe(forward_batch, q_lens, kv_lens, _tree_mask(forward_batch))
+
+    def describe(
+        self,
+        forward_batch: ForwardBatch,
+        q_lens: torch.Tensor,
+        kv_lens: torch.Tensor,
+        tree_mask: torch.Tensor | None = None,
+    ) -> None:
+        """Prepare a forward of ``q_lens`` rows per request over ``kv_lens`` entries: int64 [bs].
+
+        tree_mask: bool [bs, n, n] where the rows are a tree of drafts.
+        """
+        self._plans, self._tree_mask = {}, tree_mask
         self._csr = (
             _indptr(q_lens),
             _indptr(kv_lens),
@@ -57,7 +71,14 @@ class TorchVarlenAttnBackend(TorchNativeAttnBackend):
             if in_window_pool:
                 kv_indices = self.token_to_kv_pool.translate_loc_from_full_to_swa(kv_indices)
             plan = VarlenAttention()
-            plan.plan(qo_indptr, kv_indptr, kv_indices, causal=causal, window_left=window_left)
+            plan.plan(
+                qo_indptr,
+                kv_indptr,
+                kv_indices,
+                causal=causal,
+                window_left=window_left,
+                tree_mask=self._tree_mask,
+            )
             self._plans[key] = plan
         return plan
 
@@ -125,6 +146,16 @@ def _query_and_kv_lens(forward_batch: ForwardBatch) -> tuple[torch.Tensor, torch
     if mode.is_decode():
         return torch.ones_like(seq_lens), seq_lens
     return forward_batch.extend_seq_lens[:bs].to(torch.int64), seq_lens
+
+
+def _tree_mask(forward_batch: ForwardBatch) -> torch.Tensor | None:
+    """Which drafts of its block a verified row sees, bool [bs, n, n]; None for chains."""
+    spec_info = forward_batch.spec_info
+    # DFLASH's verify inputs have no ``tree_topk``; 1 is a chain, which causal attention serves.
+    if not forward_batch.forward_mode.is_target_verify() or getattr(spec_info, "tree_topk", 1) == 1:
+        return None
+    n = int(spec_info.draft_token_num)
+    return spec_info.custom_mask.view(forward_batch.batch_size, n, n)
 
 
 def _indptr(lens: torch.Tensor) -> torch.Tensor:

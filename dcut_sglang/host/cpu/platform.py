@@ -11,7 +11,7 @@ from dcut_sglang.host.cpu.activate import BACKEND_NAME
 
 
 class DCutCpuPlatform(CpuSRTPlatform):
-    """CPU platform that can serve the DFLASH family.
+    """CPU platform that can serve the DFLASH family and its rivals.
 
     ``_enum`` stays CPU, so SGLang's ``is_cpu()`` branches are still taken; being out of tree
     is what lets a platform vouch for a speculative algorithm
@@ -36,7 +36,9 @@ class DCutCpuPlatform(CpuSRTPlatform):
         return BACKEND_NAME
 
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
-        return algorithm in ("DFLASH", "DCUT")
+        from dcut_sglang.host.cpu.rivals import runs_on_cpu
+
+        return runs_on_cpu(algorithm) is None
 
     def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
         return backend == BACKEND_NAME
