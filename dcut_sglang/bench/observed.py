@@ -104,9 +104,7 @@ def from_trace(steps: Sequence[TraceStep], calibration: Fields) -> Fields:
     depth = max(1, int(kept.max()))
     place = np.arange(1, depth + 1)
     timed = [step for step in steps if np.isfinite([step.predicted_ms, step.measured_ms]).all()]
-    chosen = (
-        np.unique(np.linspace(0, len(timed) - 1, NUM_SAMPLED_STEPS).astype(int)) if timed else []
-    )
+    spread = np.linspace(0, len(timed) - 1, min(NUM_SAMPLED_STEPS, len(timed)))
     return {
         "accept_histogram": np.bincount(accepted).tolist(),
         "position_verified": (kept[:, None] >= place).sum(axis=0).tolist(),
