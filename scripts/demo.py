@@ -19,9 +19,9 @@ from typing import Any
 from dcut_sglang.bench import rows
 from dcut_sglang.bench.arms import COMMON_ARGS, PAIRS, ModelPair, make_server, trace_path
 from dcut_sglang.bench.data import chat_ids
-from dcut_sglang.bench.figure import throughput_figure
 from dcut_sglang.bench.progress import say
 from dcut_sglang.bench.server import REPO_ROOT, Server, stop_on_sigterm
+from dcut_sglang.bench.speed_figures import throughput_figure
 from dcut_sglang.bench.stats import Ratio, paired_ratio
 from dcut_sglang.bench.waves import Prompt, WaveResult, run_wave, warm
 from dcut_sglang.cost import CostTable
@@ -187,6 +187,16 @@ def make_rows(
     return out
 
 
+def draw(new_rows: list[dict[str, Any]], path: Path) -> Path:
+    """Throughput over concurrency."""
+    rates: dict[str, dict[int, list[float]]] = {arm: {} for arm in ARMS}
+    for row in new_rows:
+        rates[row["arm"]][row["concurrency"]] = row["tokens_per_cpu_s"]
+    row = new_rows[0]
+    caption = f"{row['pair']}, {row['dtype']}, {row['machine']['cpu']}, commit {row['commit']}"
+    return throughput_figure(rates, path, caption)
+
+
 def print_table(cells: dict[int, dict[str, Any]]) -> None:
     """The comparison, a line per concurrency."""
     print(
@@ -241,7 +251,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     path = REPO_ROOT / "bench_results" / f"demo-{pair.name}.jsonl"
     new_rows = make_rows(cells, pair, speed_dtype, args)
     rows.append(path, new_rows)
-    figure = throughput_figure(new_rows, path.with_suffix(".png"))
+    figure = draw(new_rows, path.with_suffix(".png"))
     say(f"rows in {path.relative_to(REPO_ROOT)}, figure in {figure.relative_to(REPO_ROOT)}")
 
     identical = min(same.values())

@@ -165,7 +165,7 @@ def why_not(server: str, pair: ModelPair) -> str | None:
     if launch.algorithm == "NEXTN":
         config = json.loads((pair.target / "config.json").read_text())
         if not config.get("num_nextn_predict_layers"):
-            return f"{pair.target.name} has no layers for multi-token prediction"
+            return f"the target of {pair.name} has no layers for multi-token prediction"
     if launch.drafter is not None:
         path: Path | None = getattr(pair, launch.drafter)
         what = launch.drafter.replace("_", " ")

@@ -134,3 +134,35 @@ def noise_line(band: float | None) -> str:
 
 def _number(value: float | None, decimals: int) -> str:
     return f"{value:.{decimals}f}" if value is not None else ""
+
+
+def of_last_commit(rows: Sequence[Row]) -> list[Row]:
+    """Rows made of the same code, on the same machine, with the same models as the last one."""
+    same = ("commit", "versions", "machine", "pair", "model", "dtype", "seed")
+    return [row for row in rows if all(row[name] == rows[-1][name] for name in same)]
+
+
+def speedup_table(found: Sequence[Point], over: str = "plain") -> list[str]:
+    """A Markdown table: a column per arm, a line per load, tokens per CPU-second over plain's; the
+    last line has geometric means. Cells within noise say so."""
+    arms = [arm for arm in dict.fromkeys(p.arm for p in found) if arm != over]
+    loads = sorted({p.load for p in found}, key=lambda load: (load[0], load[1] or 0, load[2] or 0))
+    band = noise_band(found)
+    lines = ["| load | " + " | ".join(arms) + " |", "|---|" + "---:|" * len(arms)]
+    logs: dict[str, list[float]] = {arm: [] for arm in arms}
+    for load in loads:
+        name, concurrency, rate = load
+        what = f"concurrency {concurrency}" if concurrency is not None else f"{rate:g} requests/s"
+        cells = []
+        for arm in arms:
+            ratio = speedup(found, arm, load, over)
+            if ratio is None:
+                cells.append("")
+                continue
+            logs[arm].append(math.log(ratio))
+            within = band is not None and abs(math.log(ratio)) < math.log1p(band)
+            cells.append(f"{ratio:.2f}" + (" (noise)" if within else ""))
+        lines.append(f"| {name}, {what} | " + " | ".join(cells) + " |")
+    means = [f"**{math.exp(np.mean(logs[arm])):.2f}**" if logs[arm] else "" for arm in arms]
+    lines.append("| geometric mean | " + " | ".join(means) + " |")
+    return lines
