@@ -4,7 +4,8 @@
     make regret > regret.txt; scripts/plot.py ROWS --replay regret.txt
 
 Writes PNG and SVG of each figure, ``table.md`` and ``speedups.md`` to
-``bench_results/figures/NAME``. A figure whose rows are missing is skipped with the reason. The last line of output is JSON.
+``bench_results/figures/NAME``. A figure whose rows are missing is skipped with the reason. The
+last line of output is JSON.
 """
 
 from __future__ import annotations
