@@ -23,6 +23,7 @@ class Endpoint:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self.session = requests.Session()
+        self._listener: int | None = None
 
     @property
     def alive(self) -> bool:
@@ -35,30 +36,27 @@ class Endpoint:
     def scheduler_cpu_s(self) -> float:
         """CPU seconds that the scheduler process has used, all threads, user and system.
 
-        NaN where the server runs on another machine.
-
-        Raises:
-            ServerError: it runs here and has no scheduler process.
+        NaN where it is not a process that can be seen here.
         """
         root = self._root_pid()
-        if root is None:
-            return float("nan")
-        for child in descendants(root):
+        for child in descendants(root) if root is not None else ():
             if child.name().startswith("sglang::schedul"):
                 times = child.cpu_times()
                 return times.user + times.system
-        raise ServerError("no scheduler process found")
+        return float("nan")
 
     def _root_pid(self) -> int | None:
         """The process that listens, when it is one of this machine's."""
+        if self._listener is not None:
+            return self._listener
         address = urlsplit(self.url)
         if address.hostname not in ("127.0.0.1", "localhost", "::1"):
             return None
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN
             if listens and connection.laddr.port == address.port:
-                return connection.pid
-        return None
+                self._listener = connection.pid
+        return self._listener
 
     def generate(self, **body: Any) -> requests.Response:
         """POST /generate."""

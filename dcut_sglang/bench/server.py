@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -158,6 +159,17 @@ class Server(Endpoint):
         return "\n".join(
             [line for line in lines if not any(n in line for n in _LOG_NOISE)][-num_lines:]
         )
+
+    def scheduler_cpu_s(self) -> float:
+        """CPU seconds that the scheduler process has used, all threads, user and system.
+
+        Raises:
+            ServerError: there is none: the server is starting, or dead.
+        """
+        found = super().scheduler_cpu_s()
+        if math.isnan(found):
+            raise ServerError(f"no scheduler process found\n{self.log_tail()}")
+        return found
 
     def _root_pid(self) -> int | None:
         return self._process.pid if self._process is not None else None

@@ -222,12 +222,13 @@ class Session:
         return cell.data.requests(cell.num_requests, self._plan.seed)
 
     def _warm_up(self, fleet: Fleet, cells: Sequence[Cell]) -> None:
-        """Bring the prompts into the prefix caches, and let each server decode a little."""
+        """Bring the prompts into the prefix caches, and let each server decode, DCUT some more."""
         largest = {cell.data.name: cell for cell in sorted(cells, key=lambda c: c.num_requests)}
         prompts = list(
             dict.fromkeys(prompt for cell in largest.values() for prompt in self._requests(cell))
         )
-        concurrency = max(cell.concurrency or 1 for cell in cells)
+        concurrencies = sorted(cell.concurrency or 1 for cell in cells)
+        concurrency = concurrencies[-1]
         say(f"warming up: {len(prompts)} prompts to each server")
         for name, server in fleet.servers.items():
             observer = fleet.observers.get(name)
@@ -236,6 +237,9 @@ class Session:
             warm(server, prompts)
             run_wave(server, prompts[:concurrency], concurrency, _WARM_UP_TOKENS)
             if observer is not None:
+                # It learns costs and confidences at first, small batches and large ones.
+                for size in sorted({concurrencies[0], concurrency}):
+                    run_wave(server, prompts[: 2 * size], size, self._plan.tokens)
                 observer.end()
 
     def _measure(self, fleet: Fleet, job: Job) -> Row:

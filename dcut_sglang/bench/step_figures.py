@@ -175,8 +175,9 @@ def predicted_and_measured(rows: Sequence[Row], path: Path, caption: str) -> Pat
             )
     ends = [found[:, 2:].min(), found[:, 2:].max()]
     axes.plot(ends, ends, color="#999999", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    if ends[1] > 8 * ends[0]:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
     error = float(np.median(np.abs(found[:, 2] / found[:, 3] - 1)))
     axes.set_xlabel("predicted, ms")
     axes.set_ylabel("measured, ms (thread's CPU time)")

@@ -3,6 +3,7 @@ differ in marker or line too, for those who print in black and white."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,9 @@ def log_ticks(axes: Any, values: Sequence[float]) -> None:
 def save(figure: Any, path: Path, caption: str = "") -> Path:
     """Write PNG and SVG under the caption; returns the PNG's path."""
     if caption:
-        figure.suptitle(caption, fontsize=7, color="#555555")
+        width = int(19 * figure.get_size_inches()[0])
+        lines = [part for line in caption.splitlines() for part in textwrap.wrap(line, width)]
+        figure.suptitle("\n".join(lines), fontsize=7, color="#555555")
     path = path.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150, metadata={"Software": None})

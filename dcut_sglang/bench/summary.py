@@ -14,6 +14,8 @@ from dcut_sglang.bench.rows import load_label
 Row = dict[str, Any]
 # How many standard deviations the band is wide.
 BAND_SIGMAS = 3.0
+# Median of the absolute value of a standard normal variable.
+_MEDIAN_OF_NORMAL = 0.6745
 
 
 def speed(row: Row) -> float:
@@ -77,19 +79,25 @@ def speedup(found: Sequence[Point], arm: str, load: Load, over: str = "plain") -
 def noise_band(found: Sequence[Point]) -> float | None:
     """By how much two arms' means may differ, as a share, without one being faster.
 
-    Three standard deviations of the difference between two means over passes; the deviation of a
-    pass is pooled over all arms and loads. None with one pass only.
+    Three standard deviations of the difference between two means over passes. The deviation of a
+    pass comes from the median over all arms and loads, so that a single pass that something else
+    disturbed does not widen the band for all; ``is_noise`` sees it where it is. None with one
+    pass only.
     """
-    squares, freedom, passes = 0.0, 0, []
-    for point in found:
-        logs = np.log(point.speeds)
-        squares += float(((logs - logs.mean()) ** 2).sum())
-        freedom += len(logs) - 1
-        passes.append(len(logs))
-    if not freedom:
+    repeated = [np.log(point.speeds) for point in found if len(point.rows) > 1]
+    if not repeated:
         return None
-    deviation = math.sqrt(squares / freedom)
-    return math.exp(BAND_SIGMAS * deviation * math.sqrt(2 / float(np.mean(passes)))) - 1
+    deviations = [np.abs(s - s.mean()) * math.sqrt(len(s) / (len(s) - 1)) for s in repeated]
+    deviation = float(np.median(np.concatenate(deviations))) / _MEDIAN_OF_NORMAL
+    passes = float(np.mean([len(speeds) for speeds in repeated]))
+    return math.exp(BAND_SIGMAS * deviation * math.sqrt(2 / passes)) - 1
+
+
+def is_noise(one: Point, other: Point, band: float | None) -> bool:
+    """Whether neither arm can be called faster: the means are within the band, or the passes
+    overlap."""
+    overlap = min(one.speeds) <= max(other.speeds) and min(other.speeds) <= max(one.speeds)
+    return overlap or (band is not None and abs(math.log(one.mean / other.mean)) < math.log1p(band))
 
 
 def table(found: Sequence[Point]) -> list[str]:
@@ -149,8 +157,11 @@ def speedup_table(found: Sequence[Point], over: str = "plain") -> list[str]:
     loads = sorted({p.load for p in found}, key=lambda load: (load[0], load[1] or 0, load[2] or 0))
     band = noise_band(found)
     lines = ["| load | " + " | ".join(arms) + " |", "|---|" + "---:|" * len(arms)]
+    at = {(p.arm, p.load): p for p in found}
     logs: dict[str, list[float]] = {arm: [] for arm in arms}
     for load in loads:
+        if all(speedup(found, arm, load, over) is None for arm in arms):
+            continue
         name, concurrency, rate = load
         what = f"concurrency {concurrency}" if concurrency is not None else f"{rate:g} requests/s"
         cells = []
@@ -160,7 +171,7 @@ def speedup_table(found: Sequence[Point], over: str = "plain") -> list[str]:
                 cells.append("")
                 continue
             logs[arm].append(math.log(ratio))
-            within = band is not None and abs(math.log(ratio)) < math.log1p(band)
+            within = is_noise(at[arm, load], at[over, load], band)
             cells.append(f"{ratio:.2f}" + (" (noise)" if within else ""))
         lines.append(f"| {name}, {what} | " + " | ".join(cells) + " |")
     means = [f"**{math.exp(np.mean(logs[arm])):.2f}**" if logs[arm] else "" for arm in arms]
