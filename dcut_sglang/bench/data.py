@@ -87,10 +87,16 @@ def chat_ids(target: Path, text: str) -> tuple[int, ...]:
 
 
 def text_of(target: Path, ids: Sequence[int]) -> str:
-    """The text whose tokens these are, special tokens and all."""
-    return _tokenizer(target).decode(
-        list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+    """The text that a server tokenizes to these ids, special tokens and all; without the one at
+    the beginning that tokenizers of some models add by themselves."""
+    tokenizer = _tokenizer(target)
+    adds_first = tokenizer.encode("")[:1] == [ids[0]]
+    text: str = tokenizer.decode(
+        list(ids[1:] if adds_first else ids),
+        skip_special_tokens=False,
+        clean_up_tokenization_spaces=False,
     )
+    return text
 
 
 def _first_turn(turns: Any) -> Any:

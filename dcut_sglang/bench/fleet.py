@@ -27,7 +27,7 @@ from dcut_sglang.bench.progress import say
 from dcut_sglang.bench.server import Server
 
 # Of a server beside its weights: interpreter, libraries, pools.
-_SERVER_MB = 1_300
+_SERVER_MB = 1_100
 _START_TIMEOUT_S = 900
 
 

@@ -14,7 +14,7 @@ import pytest
 from dcut_sglang.bench import arms, observed
 from dcut_sglang.bench.arms import PAIRS, UnknownArmError, find_arm, launch_args, why_not
 from dcut_sglang.bench.arrivals import parse_results
-from dcut_sglang.bench.data import DataError, DataSet, read_prompts
+from dcut_sglang.bench.data import DataError, DataSet, chat_ids, read_prompts, text_of
 from dcut_sglang.bench.session import rotated
 from dcut_sglang.bench.steady import Timeline, percentiles
 from dcut_sglang.bench.waves import Prompt, RequestFailed
@@ -75,6 +75,14 @@ def test_other_files_are_refused(tmp_path: Path, text: str, says: str) -> None:
         read_prompts(path)
     with pytest.raises(DataError, match="easy, hard, mixed or the path"):
         read_prompts(tmp_path / "none.json")
+
+
+def test_prompts_sent_as_text_are_the_same_tokens() -> None:
+    transformers = pytest.importorskip("transformers")
+    target = PAIRS["tiny"].target
+    ids = chat_ids(target, "records of west\nrecord 16 : name=bob ;\n")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target)
+    assert tuple(tokenizer.encode(text_of(target, ids))) == ids
 
 
 def test_requests_are_the_same_for_a_seed_and_nested() -> None:
