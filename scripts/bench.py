@@ -20,10 +20,11 @@ from dcut_sglang.bench.data import DataError, DataSet, load_data
 from dcut_sglang.bench.endpoint import ServerError
 from dcut_sglang.bench.fleet import OutOfMemoryError
 from dcut_sglang.bench.held_out import GROUPS
+from dcut_sglang.bench.plan import Cell, Plan
 from dcut_sglang.bench.progress import say
 from dcut_sglang.bench.rows import RowRefusedError
 from dcut_sglang.bench.server import REPO_ROOT, stop_on_sigterm
-from dcut_sglang.bench.session import Cell, Plan, Session
+from dcut_sglang.bench.session import Session
 from dcut_sglang.bench.summary import noise_band, noise_line, points, speedup, table
 from dcut_sglang.bench.waves import RequestFailed
 

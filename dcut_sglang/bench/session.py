@@ -2,57 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+import requests
+
 from dcut_sglang.bench import observed, rows
-from dcut_sglang.bench.arms import LAUNCHES, Arm, ModelPair, launch_args, relative
+from dcut_sglang.bench.arms import LAUNCHES, Arm, launch_args, relative
 from dcut_sglang.bench.arrivals import run_arrivals
-from dcut_sglang.bench.data import DataSet
 from dcut_sglang.bench.endpoint import Endpoint, ServerError
 from dcut_sglang.bench.fleet import Fleet
+from dcut_sglang.bench.plan import Cell, Plan, rotated
 from dcut_sglang.bench.progress import say
-from dcut_sglang.bench.steady import StreamedWave, percentiles, run_steady_wave
-from dcut_sglang.bench.waves import Prompt, WaveResult, run_wave, warm
+from dcut_sglang.bench.server import Server
+from dcut_sglang.bench.steady import run_steady_wave
+from dcut_sglang.bench.wave_fields import from_wave, hashes, rates
+from dcut_sglang.bench.waves import Prompt, RequestFailed, run_wave, warm
 
 Row = dict[str, Any]
 SCHEMA = 1
 _WARM_UP_TOKENS = 12
 # Algorithms whose steps verify a fixed number of drafts, each behind the last.
 _CHAINS = ("DFLASH", "STANDALONE", "EAGLE3", "NEXTN")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One load on one data set: so many requests in flight, or so many arrivals per second."""
-
-    data: DataSet
-    num_requests: int
-    concurrency: int | None = None
-    request_rate: float | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run measures.
-
-    Attributes:
-        tokens: new tokens per request.
-        ignore_eos: whether answers go on to ``tokens`` whatever the model says.
-        seed: of the order of prompts and of the arrivals.
-    """
-
-    pair: ModelPair
-    cells: tuple[Cell, ...]
-    passes: int
-    tokens: int
-    dtype: str
-    seed: int = 0
-    ignore_eos: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,8 +116,8 @@ class Session:
             row = self._measure(fleet, job)
             rows.append(self._out, [row])
             self.rows.append(row)
-            work_done += _work(job.cell)
-            left = sum(_work(job.cell) for job in todo[done:])
+            work_done += job.cell.work
+            left = sum(job.cell.work for job in todo[done:])
             left_s = left * (time.monotonic() - begun) / work_done
             say(f"{_progress(row)}; {done}/{len(todo)}, about {left_s:.0f} s left")
 
@@ -250,9 +225,16 @@ class Session:
                 server.set_state(**arm.knobs)
             observer.begin()
         before = observer.requests_drafted if observer is not None else 0
-        measured = self._load(server, job.cell, arm)
-        if observer is not None:
-            measured |= observer.end()
+        what = f"{arm.name}, {job.cell.data.name}, {rows.load_label(job.conditions)}"
+        try:
+            measured = self._load(server, job.cell, arm)
+            if observer is not None:
+                measured |= observer.end()
+        except RequestFailed as error:
+            raise RequestFailed(f"{what}: {error}") from error
+        except (requests.RequestException, psutil.NoSuchProcess) as error:
+            log = f"\n{server.log_tail()}" if isinstance(server, Server) else ""
+            raise ServerError(f"{what}: the server no longer answers ({error}){log}") from error
         row = {**job.conditions, **dict.fromkeys(observed.FIELDS), **measured}
         row["equal_to_plain"] = self._equality(row)
         row["time"] = rows.now()
@@ -299,53 +281,6 @@ class Session:
                 pairs = list(zip(row["output_hashes"], other["output_hashes"], strict=True))
                 return {"equal": sum(a == b for a, b in pairs), "of": len(pairs)}
         return None
-
-
-def rotated(arms: Sequence[Arm], number: int) -> list[Arm]:
-    """Another arm first in each pass, so that none always runs on the machine that another one
-    heated up; plain first in pass 0, whose outputs the others are compared with."""
-    ordered = sorted(arms, key=lambda arm: arm.name != "plain")
-    place = number % len(ordered) if ordered else 0
-    return ordered[place:] + ordered[:place]
-
-
-def rates(wave: WaveResult) -> Row:
-    """Tokens, time and tokens per time."""
-    has_cpu = wave.cpu_s == wave.cpu_s
-    return {
-        "tokens": wave.num_tokens,
-        "wall_s": round(wave.wall_s, 4),
-        "cpu_s": round(wave.cpu_s, 3) if has_cpu else None,
-        "tokens_per_s": round(wave.num_tokens / wave.wall_s, 3),
-        "tokens_per_cpu_s": _per(wave.num_tokens, wave.cpu_s) if has_cpu else None,
-    }
-
-
-def _per(num_tokens: int, cpu_s: float) -> float:
-    return round(num_tokens / cpu_s, 3) if cpu_s else float("inf")
-
-
-def from_wave(wave: StreamedWave, concurrency: int) -> Row:
-    """Row fields of a closed-loop wave."""
-    return {
-        "overall": rates(wave.overall),
-        "steady": rates(wave),
-        "tokens_per_s_per_user": round(wave.tokens_per_s / concurrency, 3),
-        "ttft_ms": percentiles([t.ttft_ms for t in wave.timelines]),
-        "tpot_ms": percentiles([t.tpot_ms for t in wave.timelines]),
-        "itl_ms": percentiles([gap for t in wave.timelines for gap in t.itl_ms]),
-        "output_hashes": hashes(wave),
-    }
-
-
-def hashes(wave: WaveResult) -> list[str]:
-    """Of each output, 12 digits."""
-    return [hashlib.sha256(text.encode()).hexdigest()[:12] for text in wave.texts]
-
-
-def _work(cell: Cell) -> float:
-    """Share of a run's time, roughly: steps get slower with the batch, not as much as it grows."""
-    return cell.num_requests / (cell.concurrency or 4) ** 0.6
 
 
 def _progress(row: Row) -> str:

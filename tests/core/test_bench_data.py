@@ -15,7 +15,7 @@ from dcut_sglang.bench import arms, observed
 from dcut_sglang.bench.arms import PAIRS, UnknownArmError, find_arm, launch_args, why_not
 from dcut_sglang.bench.arrivals import parse_results
 from dcut_sglang.bench.data import DataError, DataSet, chat_ids, read_prompts, text_of
-from dcut_sglang.bench.session import rotated
+from dcut_sglang.bench.plan import rotated
 from dcut_sglang.bench.steady import Timeline, percentiles
 from dcut_sglang.bench.waves import Prompt, RequestFailed
 from dcut_sglang.calibration import Calibration

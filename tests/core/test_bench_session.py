@@ -15,8 +15,9 @@ from dcut_sglang.bench import rows as row_files
 from dcut_sglang.bench.arms import PAIRS, find_arm
 from dcut_sglang.bench.data import DataSet
 from dcut_sglang.bench.endpoint import ServerError
+from dcut_sglang.bench.plan import Cell, Plan
 from dcut_sglang.bench.rows import RowRefusedError
-from dcut_sglang.bench.session import Cell, Plan, Session
+from dcut_sglang.bench.session import Session
 from dcut_sglang.bench.waves import Prompt, RequestFailed
 from dcut_sglang.calibration import Calibration
 from dcut_sglang.host.metrics import StepMetrics
@@ -33,6 +34,7 @@ class Pretender(ThreadingHTTPServer):
         self.drafted = drafted
         self.knobs: list[dict[str, float]] = []
         self.answers_left = 1 << 30
+        self.hangs_up = False
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -61,6 +63,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(b"[true]")
         self.server.answers_left -= 1
         if self.server.answers_left < 0:
+            if self.server.hangs_up:
+                return self.connection.close()
             return self._send(b"out of memory", status=500)
         count, word = body["sampling_params"]["max_new_tokens"], f"{body['input_ids'][0]} "
         answers = [
@@ -122,7 +126,7 @@ def test_a_run_gives_every_row_once(servers: dict[str, Pretender], tmp_path: Pat
 
 def test_an_interrupted_run_goes_on(servers: dict[str, Pretender], tmp_path: Path) -> None:
     servers["plain"].answers_left = 8 + 4 + 4 + 5
-    with pytest.raises(RequestFailed, match="500: out of memory"):
+    with pytest.raises(RequestFailed, match="plain, mixed, concurrency .: HTTP 500: out of memory"):
         make_session(servers, tmp_path).run()
     path = tmp_path / "rows.jsonl"
     before = path.read_text()
@@ -135,6 +139,13 @@ def test_an_interrupted_run_goes_on(servers: dict[str, Pretender], tmp_path: Pat
     servers["plain"].answers_left = 1 << 30
     assert len(make_session(servers, tmp_path, tokens=5).run()) == 12
     assert len(path.read_text().splitlines()) == 24, "other conditions are measured"
+
+
+def test_a_server_that_dies_makes_no_row(servers: dict[str, Pretender], tmp_path: Path) -> None:
+    servers["plain"].answers_left, servers["plain"].hangs_up = 8 + 4 + 2, True
+    with pytest.raises(ServerError, match="plain, mixed, concurrency 1: the server no longer"):
+        make_session(servers, tmp_path).run()
+    assert not (tmp_path / "rows.jsonl").exists()
 
 
 def test_a_dcut_that_never_drafted_makes_no_row(
