@@ -65,7 +65,7 @@ def run_arrivals(
             turns = [{"content": text_of(target, prompt.ids)}, {"content": "a b c d"}]
             file.write(json.dumps({"conversations": turns}) + "\n")
     command = (
-        *(sys.executable, "-m", "sglang.benchmark.serving", "--backend", "sglang"),
+        *(sys.executable, "-m", "dcut_sglang.bench.serving_client", "--backend", "sglang"),
         *("--base-url", server.url, "--model", str(target), "--tokenizer", str(target)),
         *("--dataset-name", "custom", "--dataset-path", str(data)),
         *("--num-prompts", str(len(prompts)), "--sharegpt-output-len", str(max_tokens)),

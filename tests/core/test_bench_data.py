@@ -16,6 +16,7 @@ from dcut_sglang.bench.arms import PAIRS, UnknownArmError, find_arm, launch_args
 from dcut_sglang.bench.arrivals import parse_results
 from dcut_sglang.bench.data import DataError, DataSet, chat_ids, read_prompts, text_of
 from dcut_sglang.bench.plan import rotated
+from dcut_sglang.bench.serving_client import provide_datasets
 from dcut_sglang.bench.steady import Timeline, percentiles
 from dcut_sglang.bench.waves import Prompt, RequestFailed
 from dcut_sglang.calibration import Calibration
@@ -230,3 +231,14 @@ def test_results_of_the_serving_benchmark() -> None:
     assert result.latencies["ttft_ms"] == {"p50": 1.0, "p99": 2.0}
     with pytest.raises(RequestFailed, match="2 of 3 requests were answered; first error: boom"):
         parse_results({**found, "errors": ["", "boom"]}, 3, 9.0, 3.0, ())
+
+
+def test_the_serving_benchmark_starts_without_the_datasets_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "datasets", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    provide_datasets()
+    stand_in = sys.modules.pop("datasets")
+    with pytest.raises(ModuleNotFoundError, match="pip install datasets"):
+        stand_in.load_dataset("MMMU")
