@@ -7,7 +7,7 @@ IN_ENV := source scripts/cpu_env.sh && $(VENV)/bin/python
 SMOLLM2 := .cache/models/smollm2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo report test conform fuzz soak never-slower published regret eval-drafter test-core lint format clean
+.PHONY: help setup demo report test conform fuzz soak bench bench-quick never-slower published regret eval-drafter test-core lint format clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -40,6 +40,15 @@ fuzz: $(STAMP)  ## 500 random mixed requests under random decisions, against pla
 
 soak: $(STAMP)  ## 1 to 64 requests at once and back for MINUTES=20; memory and pools stay flat
 	$(IN_ENV) scripts/soak.py --minutes $(or $(MINUTES),20)
+
+bench: $(STAMP) ## every arm at every load, rows and figures: MODEL=tiny, ARGS="--arms plain dcut"; resumes
+	@if [ "$(MODEL)" != tiny ]; then $(MAKE) --no-print-directory $(SMOLLM2)/config.json; fi
+	$(IN_ENV) scripts/bench.py --model $(or $(MODEL),smollm2) $(ARGS)
+	$(IN_ENV) scripts/plot.py bench_results/bench-$(or $(MODEL),smollm2).jsonl
+
+bench-quick: $(STAMP) ## the arms at two loads, in under 15 minutes: MODEL=tiny, ARGS=...
+	@if [ "$(MODEL)" != tiny ]; then $(MAKE) --no-print-directory $(SMOLLM2)/config.json; fi
+	$(IN_ENV) scripts/bench.py --quick --model $(or $(MODEL),smollm2) $(ARGS)
 
 never-slower: $(SMOLLM2)/config.json ## DCUT against the better of plain and DFLASH at every load: QUICK=1 for four cells
 	$(IN_ENV) scripts/never_slower.py

@@ -145,6 +145,15 @@ class Calibration:
             "slope": np.round(self._own[:, 1], 3).tolist(),
         }
 
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Calibration:
+        """A map with the parameters that ``to_json`` gave, to apply; what it had learnt them from
+        is not kept."""
+        found = cls(len(data["offset"]))
+        found.num_outcomes = data["outcomes"]
+        found._own = np.stack([data["offset"], data["slope"]], axis=1)
+        return found
+
 
 def _newton(
     parameters: FloatArray,

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from dcut_sglang import cli
-from dcut_sglang.conform.pair import stop_on_sigterm, tiny_pair
+from dcut_sglang.bench.server import stop_on_sigterm
+from dcut_sglang.conform.pair import tiny_pair
 
 LOGS = Path(__file__).resolve().parents[1] / ".cache" / "conform"
 

@@ -18,9 +18,10 @@ from typing import Any
 
 from dcut_sglang.bench import rows
 from dcut_sglang.bench.arms import COMMON_ARGS, PAIRS, ModelPair, make_server, trace_path
-from dcut_sglang.bench.figure import throughput_figure
+from dcut_sglang.bench.data import chat_ids
 from dcut_sglang.bench.progress import say
-from dcut_sglang.bench.server import REPO_ROOT, Server
+from dcut_sglang.bench.server import REPO_ROOT, Server, stop_on_sigterm
+from dcut_sglang.bench.speed_figures import throughput_figure
 from dcut_sglang.bench.stats import Ratio, paired_ratio
 from dcut_sglang.bench.waves import Prompt, WaveResult, run_wave, warm
 from dcut_sglang.cost import CostTable
@@ -62,21 +63,6 @@ def start(arms: tuple[str, ...], pair: ModelPair, dtype: str, logs: Path) -> dic
     return servers
 
 
-def chat_ids(pair: ModelPair, prompts: list[Prompt]) -> list[list[int]]:
-    """Token ids of the prompts in the model's chat template."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(pair.target)
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt.text}],
-            add_generation_prompt=True,
-            return_dict=True,
-        )["input_ids"]
-        for prompt in prompts
-    ]
-
-
 def output_ids(server: Server, inputs: list[list[int]], max_tokens: int) -> list[list[int]]:
     """Greedy continuations, ``IDENTITY_CONCURRENCY`` requests at a time."""
 
@@ -96,7 +82,8 @@ def identity(
     servers: dict[str, Server], pair: ModelPair, args: argparse.Namespace
 ) -> dict[str, int]:
     """How many of the prompts give the same ids as plain decoding, by arm."""
-    inputs = chat_ids(pair, load_prompts(pair)[: args.identity_prompts])
+    prompts = load_prompts(pair)[: args.identity_prompts]
+    inputs = [list(chat_ids(pair.target, prompt.text)) for prompt in prompts]
     say(f"part 1: identity of {len(inputs)} prompts x {args.tokens} tokens, float32")
     expected = output_ids(servers["plain"], inputs, args.tokens)
     same: dict[str, int] = {}
@@ -200,6 +187,16 @@ def make_rows(
     return out
 
 
+def draw(new_rows: list[dict[str, Any]], path: Path) -> Path:
+    """Throughput over concurrency."""
+    rates: dict[str, dict[int, list[float]]] = {arm: {} for arm in ARMS}
+    for row in new_rows:
+        rates[row["arm"]][row["concurrency"]] = row["tokens_per_cpu_s"]
+    row = new_rows[0]
+    caption = f"{row['pair']}, {row['dtype']}, {row['machine']['cpu']}, commit {row['commit']}"
+    return throughput_figure(rates, path, caption)
+
+
 def print_table(cells: dict[int, dict[str, Any]]) -> None:
     """The comparison, a line per concurrency."""
     print(
@@ -254,7 +251,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     path = REPO_ROOT / "bench_results" / f"demo-{pair.name}.jsonl"
     new_rows = make_rows(cells, pair, speed_dtype, args)
     rows.append(path, new_rows)
-    figure = throughput_figure(new_rows, path.with_suffix(".png"))
+    figure = draw(new_rows, path.with_suffix(".png"))
     say(f"rows in {path.relative_to(REPO_ROOT)}, figure in {figure.relative_to(REPO_ROOT)}")
 
     identical = min(same.values())
@@ -278,6 +275,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     """Parse, run, print the JSON line; 1 when an answer differed."""
+    stop_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", choices=sorted(PAIRS), default="smollm2")
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per request")

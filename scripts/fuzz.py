@@ -9,9 +9,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from dcut_sglang.bench.server import stop_on_sigterm
 from dcut_sglang.conform.client import Client
 from dcut_sglang.conform.fuzz import COUNTED, Fuzzer, draw_requests
-from dcut_sglang.conform.pair import SMALL_ARGS, stop_on_sigterm, tiny_pair
+from dcut_sglang.conform.pair import SMALL_ARGS, tiny_pair
 
 LOGS = Path(__file__).resolve().parents[1] / ".cache" / "fuzz"
 

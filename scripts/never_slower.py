@@ -23,9 +23,10 @@ from dcut_sglang.bench import rows
 from dcut_sglang.bench.arms import COMMON_ARGS, PAIRS, make_server
 from dcut_sglang.bench.held_out import GROUPS, held_out_prompts, of_group
 from dcut_sglang.bench.progress import say
-from dcut_sglang.bench.server import REPO_ROOT, Server
+from dcut_sglang.bench.server import REPO_ROOT, Server, stop_on_sigterm
 from dcut_sglang.bench.stats import Ratio, paired_ratio
-from dcut_sglang.bench.waves import Prompt, WaveResult, run_steady_wave, warm
+from dcut_sglang.bench.steady import run_steady_wave
+from dcut_sglang.bench.waves import Prompt, WaveResult, warm
 
 ARMS = ("plain", "dflash", "dcut")
 QUICK_CELLS = ((1, "mixed"), (8, "mixed"), (32, "mixed"), (32, "hard"))
@@ -162,6 +163,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     """Parse, run, print the JSON line."""
+    stop_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", default=os.environ.get("QUICK") == "1")
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(CONCURRENCIES))

@@ -18,7 +18,7 @@ from pathlib import Path
 from dcut_sglang.bench import rows
 from dcut_sglang.bench.arms import PAIRS, speculative_args
 from dcut_sglang.bench.held_out import held_out_prompts
-from dcut_sglang.bench.server import REPO_ROOT, Server
+from dcut_sglang.bench.server import REPO_ROOT, Server, stop_on_sigterm
 from dcut_sglang.bench.waves import Prompt
 from dcut_sglang.cost import CostTable
 from dcut_sglang.replay.anchors import AnchorBank
@@ -44,6 +44,7 @@ def record(server: Server, prompts: list[Prompt], max_tokens: int) -> None:
 
 def main() -> int:
     """Run the server, record, convert."""
+    stop_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--tokens", type=int, default=112, help="new tokens per request")
     parser.add_argument("--prompts", type=int, help="fewer prompts, for a trial")

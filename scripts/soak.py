@@ -16,9 +16,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from dcut_sglang.bench.server import stop_on_sigterm
 from dcut_sglang.conform.client import Client
 from dcut_sglang.conform.fuzz import broken_invariants, draw_requests, send
-from dcut_sglang.conform.pair import SMALL_ARGS, stop_on_sigterm, tiny_server
+from dcut_sglang.conform.pair import SMALL_ARGS, tiny_server
 
 LOGS = Path(__file__).resolve().parents[1] / ".cache" / "soak"
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64, 32, 16, 8, 4, 2, 1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,18 +13,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import psutil
 import requests
 
+from dcut_sglang.bench.endpoint import Endpoint, ServerError, descendants
+
 REPO_ROOT = Path(__file__).resolve().parents[2]
 SHIMS = REPO_ROOT / "dcut_sglang" / "host" / "cpu" / "shims"
 _LOG_NOISE = ("Ignore import error", "SyntaxWarning")
-
-
-class ServerError(RuntimeError):
-    """The server did not start, or died; carries the end of its log."""
 
 
 def free_port() -> int:
@@ -43,7 +42,7 @@ def cpu_environment(threads: int = 1) -> dict[str, str]:
     }
 
 
-class Server:
+class Server(Endpoint):
     """A server on 127.0.0.1. Use as a context manager, or call ``start`` and ``stop``.
 
     Args:
@@ -63,18 +62,19 @@ class Server:
         port: int | None = None,
     ) -> None:
         self.port = port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        super().__init__(f"http://127.0.0.1:{self.port}")
         self.log = log
         self.command = [
             sys.executable,
             "-m",
             "sglang.launch_server",
             *("--model-path", str(model), "--host", "127.0.0.1", "--port", str(self.port)),
+            # Servers that start together would look for a rendezvous port together.
+            *("--nccl-port", str(free_port())),
             *("--device", "cpu", "--sleep-on-idle", *map(str, args)),
         ]
         self._env = {**os.environ, **cpu_environment(), **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
-        self.session = requests.Session()
 
     def launch(self) -> None:
         """Start the process and return at once."""
@@ -125,7 +125,7 @@ class Server:
         process, self._process = self._process, None
         if process is None:
             return
-        family = _descendants(process.pid)
+        family = descendants(process.pid)
         if process.poll() is None:
             family.append(psutil.Process(process.pid))
         for kill in (psutil.Process.terminate, psutil.Process.kill):
@@ -161,49 +161,26 @@ class Server:
         )
 
     def scheduler_cpu_s(self) -> float:
-        """CPU seconds that the scheduler process has used, all threads, user and system."""
-        assert self._process is not None
-        for child in _descendants(self._process.pid):
-            if child.name().startswith("sglang::schedul"):
-                times = child.cpu_times()
-                return times.user + times.system
-        raise ServerError("no scheduler process found")
+        """CPU seconds that the scheduler process has used, all threads, user and system.
+
+        Raises:
+            ServerError: there is none: the server is starting, or dead.
+        """
+        found = super().scheduler_cpu_s()
+        if math.isnan(found):
+            raise ServerError(f"no scheduler process found\n{self.log_tail()}")
+        return found
+
+    def _root_pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
 
     def memory_mb(self) -> float:
         """Megabytes that the server's processes hold and share with no other."""
         assert self._process is not None
-        family = [psutil.Process(self._process.pid), *_descendants(self._process.pid)]
+        family = [psutil.Process(self._process.pid), *descendants(self._process.pid)]
         return sum(member.memory_full_info().uss for member in family) / 2**20
 
-    def generate(self, **body: Any) -> requests.Response:
-        """POST /generate."""
-        return self.session.post(f"{self.url}/generate", json=body, timeout=600)
 
-    def set_state(self, **knobs: int | float) -> None:
-        """Set run-time knobs through ``/set_internal_state``.
-
-        Raises:
-            ServerError: the server rejected one.
-        """
-        answer = self.session.post(
-            f"{self.url}/set_internal_state", json={"server_args": knobs}, timeout=60
-        )
-        if answer.status_code != 200 or answer.json() != [True]:
-            raise ServerError(f"{knobs} rejected: {answer.status_code} {answer.text}")
-
-    def internal_state(self) -> dict[str, Any]:
-        """The scheduler's state from ``/server_info``."""
-        answer = self.session.get(f"{self.url}/server_info", timeout=60)
-        answer.raise_for_status()
-        return answer.json()["internal_states"][0]
-
-    def dcut(self) -> dict[str, Any]:
-        """The ``dcut`` object of ``/server_info``."""
-        return self.internal_state()["dcut"]
-
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
+def stop_on_sigterm() -> None:
+    """Let SIGTERM unwind this process, so that it stops the servers it has started."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

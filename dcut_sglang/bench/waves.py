@@ -7,9 +7,6 @@ measures decoding.
 
 from __future__ import annotations
 
-import json
-import math
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +15,7 @@ from typing import Any
 
 import requests
 
-from dcut_sglang.bench.server import Server
+from dcut_sglang.bench.endpoint import Endpoint
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Answer:
     num_tokens: int
 
 
-def ask(server: Server, prompt: Prompt, max_tokens: int) -> Answer:
+def ask(server: Endpoint, prompt: Prompt, max_tokens: int) -> Answer:
     """One greedy request: token ids through ``/generate``, text through the chat API.
 
     Raises:
@@ -92,23 +89,24 @@ def ask(server: Server, prompt: Prompt, max_tokens: int) -> Answer:
 
 
 def _json(answer: requests.Response) -> Any:
-    _require_ok(answer)
+    require_ok(answer)
     return answer.json()
 
 
-def _require_ok(answer: requests.Response) -> None:
+def require_ok(answer: requests.Response) -> None:
+    """Raises RequestFailed for any status but 200."""
     if answer.status_code != 200:
         raise RequestFailed(f"HTTP {answer.status_code}: {answer.text[:500]}")
 
 
-def warm(server: Server, prompts: Sequence[Prompt]) -> None:
+def warm(server: Endpoint, prompts: Sequence[Prompt]) -> None:
     """Bring the prompts into the server's prefix cache."""
     with ThreadPoolExecutor(max(1, len(prompts))) as pool:
         list(pool.map(lambda prompt: ask(server, prompt, 1), prompts))
 
 
 def run_wave(
-    server: Server, prompts: Sequence[Prompt], concurrency: int, max_tokens: int
+    server: Endpoint, prompts: Sequence[Prompt], concurrency: int, max_tokens: int
 ) -> WaveResult:
     """Send the prompts, ``concurrency`` at a time, and wait for the answers."""
     with ThreadPoolExecutor(concurrency) as pool:
@@ -122,72 +120,3 @@ def run_wave(
         num_tokens=sum(answer.num_tokens for answer in answers),
         texts=tuple(answer.text for answer in answers),
     )
-
-
-# The share of the slots that must be busy for the time to count, as in the D-Cut page's tables.
-STEADY_SHARE = 0.85
-
-
-class _Steady:
-    """Counts tokens as they stream in, until too few requests are left to fill the slots."""
-
-    def __init__(self, server: Server, num_requests: int, concurrency: int) -> None:
-        self._server = server
-        self._left = num_requests
-        self._least = max(1, math.ceil(STEADY_SHARE * concurrency))
-        self._lock = threading.Lock()
-        self._cpu_start, self._start = server.scheduler_cpu_s(), time.perf_counter()
-        self.num_tokens = 0
-        self.wall_s = self.cpu_s = 0.0
-
-    def add(self, num_tokens: int) -> None:
-        with self._lock:
-            if not self.cpu_s:
-                self.num_tokens += num_tokens
-
-    def finished(self) -> None:
-        """A request has ended."""
-        with self._lock:
-            self._left -= 1
-            if self._left < self._least and not self.cpu_s:
-                self.wall_s = time.perf_counter() - self._start
-                self.cpu_s = self._server.scheduler_cpu_s() - self._cpu_start
-
-
-def run_steady_wave(
-    server: Server, prompts: Sequence[Prompt], concurrency: int, max_tokens: int
-) -> WaveResult:
-    """A wave of which only the time counts in which at least 85 % of the slots are busy.
-
-    When requests run out, those that are left decode in ever smaller batches; a server that
-    finishes easy requests early would be charged for that tail. Send several requests per slot.
-
-    Raises:
-        RequestFailed: any status but 200, or an error in a stream.
-    """
-    with ThreadPoolExecutor(concurrency) as pool:
-        steady = _Steady(server, len(prompts), concurrency)
-        texts = list(pool.map(lambda p: _stream(server, p, max_tokens, steady), prompts))
-    return WaveResult(steady.wall_s, steady.cpu_s, steady.num_tokens, tuple(texts))
-
-
-def _stream(server: Server, prompt: Prompt, max_tokens: int, steady: _Steady) -> str:
-    body: dict[str, Any] = {
-        "input_ids": list(prompt.ids),
-        "sampling_params": {"temperature": 0, "max_new_tokens": max_tokens},
-        "stream": True,
-    }
-    text, known = "", 0
-    with requests.post(f"{server.url}/generate", json=body, stream=True, timeout=1800) as answer:
-        _require_ok(answer)
-        for line in answer.iter_lines():
-            if not line.startswith(b"data: {"):
-                continue
-            chunk = json.loads(line[len(b"data: ") :])
-            if "error" in chunk:
-                raise RequestFailed(str(chunk["error"])[:500])
-            text, now = chunk["text"], chunk["meta_info"]["completion_tokens"]
-            steady.add(now - known)
-            known = now
-    steady.finished()
-    return text

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -71,8 +69,3 @@ def tiny_pair(
     finally:
         for server in servers:
             server.stop()
-
-
-def stop_on_sigterm() -> None:
-    """Let SIGTERM unwind this process, so that it stops the servers it has started."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

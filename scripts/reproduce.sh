@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Runs the commands behind a published file of bench_results/ again: scripts/reproduce.sh NAME
+# An interrupted benchmark goes on where it stopped; delete its .jsonl to measure from the start.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() {
+    sed -n 's/^    \([a-z0-9-]*\)) *# \(.*\)/\1\t\2/p' scripts/reproduce.sh | expand -t 24
+}
+
+plot() { # ROWS [further arguments]: figures and tables in bench_results/figures/NAME
+    bash -c 'source scripts/cpu_env.sh && exec .venv/bin/python scripts/plot.py "$@"' plot "$@"
+}
+
+case "${1:-}" in
+    bench-smollm2)      # every arm at every load, its figures and tables; hours
+        make bench
+        ;;
+    bench-quick-smollm2) # two loads, under 15 minutes
+        make bench-quick
+        ;;
+    bench-tiny)         # the same on the tiny pair
+        make bench MODEL=tiny
+        ;;
+    figures)            # figures and tables of all rows that are there, without measuring
+        make setup
+        mkdir -p .cache
+        .venv/bin/dcut replay --regret --quiet > .cache/regret.txt || test $? -eq 1
+        for rows in bench_results/bench-*.jsonl; do
+            plot "$rows" --replay .cache/regret.txt
+        done
+        ;;
+    demo-smollm2)       # the README's first figure
+        make demo
+        ;;
+    demo-tiny)          # the same on the tiny pair
+        make demo MODEL=tiny
+        ;;
+    never-slower)       # DCUT against the better of plain and DFLASH
+        make never-slower
+        ;;
+    published)          # docs/published.md and its figures
+        make published
+        ;;
+    regret)             # shares of the best possible, on recorded texts
+        make regret
+        ;;
+    *)
+        echo "usage: scripts/reproduce.sh NAME, with NAME one of" >&2
+        usage >&2
+        exit 2
+        ;;
+esac
