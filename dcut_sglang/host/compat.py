@@ -146,6 +146,22 @@ SEAMS = (
     ),
     Seam("sglang.srt.batch_invariant_ops:enable_batch_invariant_mode", ("enable_bmm",)),
     Seam(
+        "sglang.srt.layers.quantization.unquant:UnquantizedLinearMethod.apply",
+        (*_SELF, "layer", "x", "bias"),
+    ),
+    Seam(
+        "sglang.srt.layers.logits_processor:LogitsProcessor._compute_lm_head",
+        (*_SELF, "hidden_states", "lm_head", "embedding_bias", "out"),
+    ),
+    *(
+        Seam(
+            "sglang.srt.managers.scheduler_components.weight_updater:"
+            f"SchedulerWeightUpdaterManager.update_weights_from_{source}",
+            (*_SELF, "recv_req"),
+        )
+        for source in ("disk", "distributed", "tensor", "ipc")
+    ),
+    Seam(
         "sglang.srt.speculative.draft_utils:DraftBackendFactory._create_backend",
         (*_SELF, "backend_name", "backend_map", "error_template", "stamps_children"),
     ),
