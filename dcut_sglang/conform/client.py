@@ -71,6 +71,9 @@ class Client:
     def __init__(self, url: str, connections: int = 32) -> None:
         self.url = url.rstrip("/")
         self.session = requests.Session()
+        # A server closes idle connections after a few seconds; a request sent into one that is just
+        # being closed gets no answer.
+        self.session.headers["Connection"] = "close"
         self.session.mount(self.url, HTTPAdapter(pool_maxsize=connections))
         self._model: str | None = None
 
