@@ -21,7 +21,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from dcut_sglang.calibration import Calibration
 from dcut_sglang.cost import BatchCosts
@@ -29,9 +28,7 @@ from dcut_sglang.force import Forced
 from dcut_sglang.plan import Mode, Plan
 from dcut_sglang.selector import Decision, Selector
 from dcut_sglang.stages import Computed, PayingStages, Stages, WholeBlock
-from dcut_sglang.value import Float32Array, FloatArray, Prices, ValueModel
-
-IntArray = npt.NDArray[np.int64]
+from dcut_sglang.value import Float32Array, FloatArray, IntArray, Prices, ValueModel
 
 _LOOK_REQUESTS = 2
 _LOOK_TIME_SHARE = 0.01
@@ -61,7 +58,7 @@ class Controller:
         # What a step spends outside of draft, head and verify: a plain one, one that drafts.
         self.overhead_ms = (0.0, 0.0)
         # What the last plan expected of drafting for the 1, 2, .. best requests, for the trace.
-        self.draft_gains: tuple[float, ...] = ()
+        self.draft_gains: FloatArray = np.zeros(0)
         self._is_calibrating = selector.config.calibration and not selector.config.deterministic
         # Tokens per millisecond over those of a plain step of the same batch.
         self._speedup = 1.0
@@ -143,7 +140,7 @@ class Controller:
     def _paying(self, rows: IntArray, prices: Prices, costs: BatchCosts) -> IntArray:
         """The requests, best first, whose drafts together pay the most; none if none do."""
         bs, config = len(rows), self.selector.config
-        self.draft_gains = ()
+        self.draft_gains = np.zeros(0)
         if not self.values.has_seen_any:
             return np.arange(0)
         values = self.values.predict(rows, prices)
@@ -152,7 +149,7 @@ class Controller:
         fixed_ms = float(costs.head(1)) + self.overhead_ms[1] - self.overhead_ms[0]
         draft_ms = costs.draft_forward(counts) + fixed_ms
         net = np.cumsum(values[order])[counts - 1] - prices.tokens_per_ms * draft_ms
-        self.draft_gains = tuple(net.tolist())
+        self.draft_gains = net
         if config.max_token_ms is not None:
             net, relief = self._capped(net, counts, rows[order], prices, costs)
             if relief:
@@ -250,8 +247,8 @@ class Controller:
         allowed = _EXPLORE_TIME_SHARE * decision.predicted_ms
         price_ms = extra * plan.prices.row_ms
         self._explore_budget_ms = min(self._explore_budget_ms + allowed, 10 * allowed + price_ms)
-        can = self._is_calibrating and self.selector.is_free and extra > 0
-        can = can and self.selector.config.max_token_ms is None
+        is_capped = self.selector.config.max_token_ms is not None
+        can = self._is_calibrating and self.selector.is_free and not is_capped and extra > 0
         if not can or price_ms > self._explore_budget_ms:
             return decision
         self._explore_budget_ms -= price_ms

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from dcut_sglang.cost import BatchCosts
 from dcut_sglang.stages import Computed, Stages
-from dcut_sglang.value import Float32Array, Prices
+from dcut_sglang.value import Float32Array, IntArray, Prices
 
 Mode = Literal["speculate", "plain", "look", "forced"]
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

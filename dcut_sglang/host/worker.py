@@ -33,10 +33,11 @@ from dcut_sglang.host.ranks import LedStages, Ranks
 from dcut_sglang.host.tracing import open_trace, write_step
 from dcut_sglang.host.verify import TargetOutput, commit_hidden, verify
 from dcut_sglang.host.window import BlockWindow, open_window, pack
-from dcut_sglang.plan import IntArray, Mode, Plan
+from dcut_sglang.plan import Mode, Plan
 from dcut_sglang.selector import Decision, Selector
 from dcut_sglang.survival import rank_drafts
 from dcut_sglang.trace import TraceWriter
+from dcut_sglang.value import IntArray
 
 
 class DCutWorker(DFlashWorkerV2):
@@ -161,7 +162,7 @@ class DCutWorker(DFlashWorkerV2):
                 num_accepted=accepted.num_drafts,
                 timer=timer,
                 decision=decision,
-                draft_gains=self.controller.draft_gains if self.controller else (),
+                draft_gains=self.controller.draft_gains.tolist() if self.controller else (),
                 forced=self.forced.describe() if self.forced is not None else "",
                 draft_block_size=plan.block_size,
                 with_tokens=self.config.trace_tokens,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from dcut_sglang.candidates import Candidates
-from dcut_sglang.replay.policies import expected_accepted, rank
 from dcut_sglang.replay.reproduce import draft_ms
 from dcut_sglang.selector import Selector
 from dcut_sglang.survival import survival as survival_of
@@ -24,14 +23,12 @@ def recompute(step: TraceStep, selector: Selector) -> Candidates:
     confidence = np.zeros((step.bs, depth), np.float32)
     if step.confidence is not None:
         confidence = step.confidence
-    survival = survival_of(torch.from_numpy(confidence)).numpy()
     context = float(step.contexts.mean())
-    kept = selector.candidates_up_to(step.bs, int((confidence > 0).sum()))
-    decision = selector.choose(
-        expected_accepted(rank(survival[None]))[0, kept],
+    _, decision = selector.decide(
+        survival_of(torch.from_numpy(confidence)),
+        (confidence > 0).sum(axis=1),
         selector.cost.at(step.bs, context),
-        kept=kept,
-        draft_ms=draft_ms(step, selector.cost, context),
+        draft_ms(step, selector.cost, context),
     )
     assert decision.candidates is not None
     return decision.candidates

@@ -14,6 +14,7 @@ from dcut_sglang.training.eagle3 import Eagle3Config, Eagle3Head
 from dcut_sglang.training.evaluate import Propose
 from dcut_sglang.training.fit import FitConfig, ResumableFit, sample_anchors
 from dcut_sglang.training.responses import Response
+from dcut_sglang.training.target import layer_shape
 from dcut_sglang.training.vocabulary import VocabularySample
 
 if TYPE_CHECKING:
@@ -41,21 +42,11 @@ def head_config(
     target_fingerprint: dict[str, Any],
 ) -> Eagle3Config:
     """Returns a head whose layer has the shapes of the target's."""
-    c = target.config
     return Eagle3Config(
-        hidden_size=c.hidden_size,
-        num_heads=c.num_attention_heads,
-        num_kv_heads=c.num_key_value_heads,
-        head_dim=getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
-        ffn_size=c.intermediate_size,
-        vocab_size=c.vocab_size,
-        draft_vocab_size=min(draft_vocab_size, c.vocab_size),
+        **layer_shape(target),
+        draft_vocab_size=min(draft_vocab_size, target.config.vocab_size),
         target_layer_ids=target_layer_ids,
-        num_target_layers=c.num_hidden_layers,
         num_unroll=num_unroll,
-        rope_theta=float(c.rope_parameters["rope_theta"]),
-        rms_norm_eps=c.rms_norm_eps,
-        max_position_embeddings=c.max_position_embeddings,
         target_fingerprint=target_fingerprint,
     )
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from dcut_sglang.training.files import write_text
 from dcut_sglang.training.fit import FitConfig
 from dcut_sglang.training.prompts import KINDS, Prompt
 from dcut_sglang.training.responses import Response
-from dcut_sglang.training.run import identity_of, steps_within, train
+from dcut_sglang.training.run import identity_of, settled_steps, train
 from dcut_sglang.training.store import ResponseStore
 from dcut_sglang.training.target import (
     check_fingerprint,
@@ -110,14 +110,14 @@ class Eagle3Run:
             num_extra_tokens=512,
         )
         deadline_s = self.begin_s + 60 * args.minutes * _TRAIN_SHARE if args.minutes else None
-        if known:
-            config = replace(config, num_steps=known["fit"]["num_steps"])
-        elif not args.steps:
-            if deadline_s is None:
-                raise SystemExit("give --minutes or --steps: one of them must end the training")
-            fitter = Eagle3Fitter(self._new_head(responses), self.embed, responses, config)
-            left_s = 0.95 * (deadline_s - time.monotonic())
-            config = replace(config, num_steps=steps_within(fitter, left_s))
+        config = settled_steps(
+            config,
+            known,
+            args.steps,
+            deadline_s,
+            0.95,
+            lambda: Eagle3Fitter(self._new_head(responses), self.embed, responses, config),
+        )
         head = self._new_head(responses)
         facts = {
             "fit": asdict(config),

@@ -6,7 +6,7 @@ import copy
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,30 @@ def steps_within(fitter: ResumableFit, seconds: float) -> int:
     step_s = (time.monotonic() - begin) / 2
     fitter.load_state(before)
     return max(1, int(seconds / step_s))
+
+
+def settled_steps(
+    config: FitConfig,
+    known: dict[str, Any] | None,
+    num_steps: int,
+    deadline_s: float | None,
+    share: float,
+    make_fitter: Callable[[], ResumableFit],
+) -> FitConfig:
+    """Returns the config with the number of steps that ends the training.
+
+    That of the run's earlier part (`known`, its settings.json), else `num_steps`, else what this
+    machine takes in a share of the time left. Raises SystemExit if nothing ends it.
+    """
+    if known:
+        return replace(config, num_steps=known["fit"]["num_steps"])
+    if num_steps:
+        return config
+    if deadline_s is None:
+        raise SystemExit("give --minutes or --steps: one of them must end the training")
+    fitter = make_fitter()
+    left_s = deadline_s - time.monotonic()
+    return replace(config, num_steps=steps_within(fitter, share * left_s))
 
 
 def _note(state_path: Path, fitter: ResumableFit, accept_length: float, log: Log) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dcut_sglang.training.drafter import Drafter, DrafterConfig, load
-from dcut_sglang.training.target import check_fingerprint
+from dcut_sglang.training.target import check_fingerprint, layer_shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,23 +26,12 @@ def drafter_config(
     target_fingerprint: dict[str, Any],
 ) -> DrafterConfig:
     """Returns a drafter whose layers have the target's own shapes."""
-    config = target.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return DrafterConfig(
-        hidden_size=config.hidden_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=head_dim,
-        ffn_size=config.intermediate_size,
+        **layer_shape(target),
         num_layers=num_layers,
-        vocab_size=config.vocab_size,
         mask_token_id=mask_token_id,
         target_layer_ids=target_layer_ids,
-        num_target_layers=config.num_hidden_layers,
         block_sizes=block_sizes,
-        rope_theta=float(config.rope_parameters["rope_theta"]),
-        rms_norm_eps=config.rms_norm_eps,
-        max_position_embeddings=config.max_position_embeddings,
         target_fingerprint=target_fingerprint,
     )
 

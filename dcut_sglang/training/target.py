@@ -115,3 +115,21 @@ def embedding_and_head(target: PreTrainedModel) -> tuple[Tensor, Tensor]:
     """Returns the target's embedding and output matrices, float32 [vocab, hidden]."""
     embed, head = target.get_input_embeddings(), target.get_output_embeddings()
     return cast(Tensor, embed.weight).detach().float(), cast(Tensor, head.weight).detach().float()
+
+
+def layer_shape(target: PreTrainedModel) -> dict[str, Any]:
+    """Returns the fields of a draft model's config that it takes over from its target."""
+    config = target.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return {
+        "hidden_size": config.hidden_size,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_key_value_heads,
+        "head_dim": head_dim,
+        "ffn_size": config.intermediate_size,
+        "vocab_size": config.vocab_size,
+        "num_target_layers": config.num_hidden_layers,
+        "rope_theta": float(config.rope_parameters["rope_theta"]),
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings,
+    }

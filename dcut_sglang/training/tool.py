@@ -27,7 +27,7 @@ from dcut_sglang.training.pipeline import (
 from dcut_sglang.training.prompts import KINDS, prompt_set
 from dcut_sglang.training.report import Report, evaluate
 from dcut_sglang.training.responses import Response, responses_of_texts
-from dcut_sglang.training.run import accept_length_probe, identity_of, steps_within, train
+from dcut_sglang.training.run import accept_length_probe, identity_of, settled_steps, train
 from dcut_sglang.training.start import drafter_config, from_checkpoint, from_target
 from dcut_sglang.training.store import ResponseStore, Texts
 from dcut_sglang.training.target import (
@@ -162,13 +162,7 @@ class Run:
         )
         fitter = Fitter(drafter, self.embed, self.head, responses, config)
         deadline_s = self.deadline_s(self._share("train"))
-        if known:
-            config = replace(config, num_steps=known["fit"]["num_steps"])
-        elif not args.steps:
-            if deadline_s is None:
-                raise SystemExit("give --minutes or --steps: one of them must end the training")
-            left_s = deadline_s - time.monotonic()
-            config = replace(config, num_steps=steps_within(fitter, 0.92 * left_s))
+        config = settled_steps(config, known, args.steps, deadline_s, 0.92, lambda: fitter)
         drafter = self._start()
         fitter = Fitter(drafter, self.embed, self.head, responses, config)
         num_tokens = sum(len(r.token_ids) - r.num_prompt_tokens for r in responses)

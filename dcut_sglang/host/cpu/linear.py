@@ -35,8 +35,10 @@ def packed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
         x: [..., in].
         weight: [out, in]; carries its packed copy as an attribute.
     """
-    if not _can_pack(x, weight):
-        return F.linear(x, weight, bias)
+    return _product(x, weight, bias) if _can_pack(x, weight) else F.linear(x, weight, bias)
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     version, packed = getattr(weight, _ATTRIBUTE, (-1, None))
     if version != weights.version():
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _LAYOUT_ROWS)
@@ -67,7 +69,7 @@ def apply_linear(
     """AROUND hook on ``UnquantizedLinearMethod.apply``."""
     weight = layer.weight
     if isinstance(weight, torch.Tensor) and _can_pack(x, weight):
-        return packed_linear(x, weight, bias)
+        return _product(x, weight, bias)
     return apply(method, layer, x, bias)
 
 
@@ -87,5 +89,5 @@ def compute_lm_head(
         and processor.rl_on_policy_target is None
         and _can_pack(hidden_states, weight)
     ):
-        return packed_linear(hidden_states, weight, None)
+        return _product(hidden_states, weight, None)
     return compute(processor, hidden_states, lm_head, *args, **kwargs)
