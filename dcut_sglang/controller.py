@@ -7,8 +7,7 @@ the verify rows (Dinkelbach's rule: the greatest ratio of tokens to time over a 
 the greatest tokens - price * time in each step, at the price that the run itself earns). A step
 in which nobody's drafts pay drafts nothing and costs what plain decoding costs.
 
-What is known of a request ages once it is no longer drafted for, and nothing is known of a new
-one. So a small share of the time goes into looking: drafting for one or two more requests,
+A small share of the time goes into looking (looking.py): drafting for one or two more requests,
 strangers first, then those not drafted for the longest.
 
 Decisions follow from the cost table and from confidences, never from a clock, so equal requests
@@ -25,18 +24,21 @@ import numpy as np
 from dcut_sglang.calibration import Calibration
 from dcut_sglang.cost import BatchCosts
 from dcut_sglang.force import Forced
+from dcut_sglang.looking import Looking
 from dcut_sglang.plan import Mode, Plan
 from dcut_sglang.selector import Decision, Selector
 from dcut_sglang.stages import Computed, PayingStages, Stages, WholeBlock
 from dcut_sglang.value import Float32Array, FloatArray, IntArray, Prices, ValueModel
 
-_LOOK_REQUESTS = 2
-_LOOK_TIME_SHARE = 0.01
 _EXPLORE_TIME_SHARE = 0.005
 # Tokens per request by which the gain may fall short before drafting stops.
 _HYSTERESIS = 0.02
 # Steps over which the price is averaged.
 _PRICE_STEPS = 30
+# Plain steps of an unchanged batch that follow one plan, since weighing costs time as well; and
+# the share of its price up to which drafting may be worth something for that.
+_PLAIN_RUN = 4
+_CLEARLY_LESS = 0.5
 # Confidence assumed of a request of which nothing is known.
 _STRANGER_PACE = 0.5
 
@@ -63,8 +65,11 @@ class Controller:
         # Tokens per millisecond over those of a plain step of the same batch.
         self._speedup = 1.0
         self._kept_per_request = 1.0
-        self._look_budget_ms = 0.0
+        self._looking = Looking(self.values)
         self._explore_budget_ms = 0.0
+        # The plain plan that is being followed, of which requests, and how often it was.
+        self._followed: tuple[Plan, list[Hashable], int] | None = None
+        self._is_clear = False
 
     def plan(self, requests: Sequence[Hashable], context: float) -> Plan:
         """Plan the next step of this batch.
@@ -73,6 +78,8 @@ class Controller:
             requests: a key per request, the same over its lifetime.
             context: mean committed tokens per request.
         """
+        if (followed := self._follow(requests, context)) is not None:
+            return followed
         bs, config = len(requests), self.selector.config
         costs = self.selector.cost.at(bs, context)
         prices = self.prices(costs)
@@ -80,14 +87,30 @@ class Controller:
         if config.plain_steps:
             drafted = self._paying(rows, prices, costs)
             paying = len(drafted)
-            drafted = np.concatenate([drafted, self._looked_at(rows, drafted, prices, costs)])
+            own_ms = max(0.0, self.overhead_ms[1] - self.overhead_ms[0])
+            looked_at = self._looking.places(rows, drafted, costs, prices, own_ms)
+            drafted = np.concatenate([drafted, looked_at])
             self.mode = "speculate" if paying else "look" if len(drafted) else "plain"
             drafted = np.sort(drafted)
         else:
             drafted = np.arange(bs)
         block_size = self._block_size(rows[drafted], prices, costs)
         stages = self._stages(rows[drafted], prices, block_size - 1)
-        return self._make_plan(self.mode, drafted, stages, block_size, costs, prices, context)
+        plan = self._make_plan(self.mode, drafted, stages, block_size, costs, prices, context)
+        can_follow = self.mode == "plain" and self._is_clear
+        self._followed = (plan, list(requests), 1) if can_follow else None
+        return plan
+
+    def _follow(self, requests: Sequence[Hashable], context: float) -> Plan | None:
+        """The plan of the plain steps before this one, while it holds."""
+        if self._followed is None:
+            return None
+        plan, same, times = self._followed
+        if times == _PLAIN_RUN or self._looking.is_due or same != requests:
+            return None
+        self._looking.save(plan.costs)
+        self._followed = (plan, same, times + 1)
+        return replace(plan, context=context)
 
     def forced(self, forced: Forced, bs: int, context: float, step: int) -> Plan:
         """The plan of a step whose choices are forced."""
@@ -128,12 +151,12 @@ class Controller:
         """What time is worth in a batch like this."""
         bs = costs.bs
         usual_rows = max(1, round(self._kept_per_request * bs))
-        plain_ms, usual_ms = costs.verify([bs, bs + usual_rows])
+        plain_ms, usual_ms = costs.plain_ms, float(costs.verify(bs + usual_rows))
         all_rows = bs * self.values.depth
         head_ms = costs.head(np.array([1, all_rows]))
         return Prices(
-            tokens_per_ms=self._speedup * bs / (float(plain_ms) + self.overhead_ms[0]),
-            row_ms=float(usual_ms - plain_ms) / usual_rows,
+            tokens_per_ms=self._speedup * bs / (plain_ms + self.overhead_ms[0]),
+            row_ms=(usual_ms - plain_ms) / usual_rows,
             head_row_ms=float(head_ms[1] - head_ms[0]) / max(1, all_rows - 1),
         )
 
@@ -148,8 +171,10 @@ class Controller:
         counts = np.arange(1, bs + 1) if config.draft_subsets else np.array([bs])
         fixed_ms = float(costs.head(1)) + self.overhead_ms[1] - self.overhead_ms[0]
         draft_ms = costs.draft_forward(counts) + fixed_ms
-        net = np.cumsum(values[order])[counts - 1] - prices.tokens_per_ms * draft_ms
+        price = prices.tokens_per_ms * draft_ms
+        net = np.cumsum(values[order])[counts - 1] - price
         self.draft_gains = net
+        self._is_clear = bool(np.all(net < (_CLEARLY_LESS - 1.0) * price))
         if config.max_token_ms is not None:
             net, relief = self._capped(net, counts, rows[order], prices, costs)
             if relief:
@@ -179,7 +204,7 @@ class Controller:
         """
         cap_ms = self.selector.config.max_token_ms
         assert cap_ms is not None
-        plain_ms = float(costs.verify(costs.bs)) + self.overhead_ms[0]
+        plain_ms = costs.plain_ms + self.overhead_ms[0]
         head_ms = costs.head(np.cumsum(self.values.last_depth(rows))[counts - 1])
         step_ms = costs.draft_forward(counts) + head_ms + self.overhead_ms[1]
         tokens, kept = self.values.expected(rows, prices)
@@ -189,33 +214,6 @@ class Controller:
         token_ms = step_ms / slowest
         relief = plain_ms > cap_ms and bool(token_ms[-1] < plain_ms)
         return np.where(token_ms <= cap_ms, net, -np.inf), relief
-
-    def _looked_at(
-        self, rows: IntArray, drafted: IntArray, prices: Prices, costs: BatchCosts
-    ) -> IntArray:
-        """One or two of the others, when the time set aside for looking has come together."""
-        is_other = np.ones(len(rows), dtype=bool)
-        is_other[drafted] = False
-        others = np.flatnonzero(is_other)
-        if not len(others):
-            return others
-        step_ms = float(costs.verify(costs.bs))
-        # Two drafts tell an easy request from a hard one.
-        forward_ms = costs.draft_forward(len(drafted) + np.arange(_LOOK_REQUESTS + 1))
-        if len(drafted):
-            look_ms = forward_ms[1:] - forward_ms[0] + 2 * prices.head_row_ms
-        else:
-            look_ms = forward_ms[1:] + float(costs.head(2))
-        is_start = not self.values.has_seen_any
-        allowed = _LOOK_TIME_SHARE * step_ms
-        self._look_budget_ms = min(self._look_budget_ms + allowed, 4 * float(look_ms[-1]))
-        affordable = len(look_ms) if is_start else int((look_ms <= self._look_budget_ms).sum())
-        count = min(affordable, len(others))
-        if not count:
-            return np.arange(0)
-        self._look_budget_ms -= 0.0 if is_start else float(look_ms[count - 1])
-        waiting = np.argsort(self.values.drafted_at(rows[others]), kind="stable")
-        return others[waiting[:count]]
 
     def _block_size(self, rows: IntArray, prices: Prices, costs: BatchCosts) -> int:
         """The block size that pays most: a shorter one costs less and forgoes the last drafts."""
@@ -293,7 +291,7 @@ class Controller:
         """Learn what came of a step: verified drafts [bs] and emitted tokens [bs]."""
         self.values.advance(requests, kept, emitted)
         bs = len(requests)
-        plain_rate = bs / (float(plan.costs.verify(bs)) + self.overhead_ms[0])
+        plain_rate = bs / (plan.costs.plain_ms + self.overhead_ms[0])
         speedup = decision.expected_tokens / decision.predicted_ms / plain_rate
         self._speedup = max(1.0, self._speedup + (speedup - self._speedup) / _PRICE_STEPS)
         per_request = decision.num_kept / bs

@@ -22,6 +22,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,11 @@ class BatchCosts:
     bs: int
     by_ratio_ms: FloatArray
     forward_ms: Mapping[int, FloatArray]
+
+    @cached_property
+    def plain_ms(self) -> float:
+        """Verify milliseconds of a plain step: one row per request."""
+        return float(self.verify(self.bs))
 
     def verify(self, tokens: npt.ArrayLike) -> FloatArray:
         """Verify milliseconds of ``tokens`` rows, bs .. bs * D (clamped to that), scalar or

@@ -135,6 +135,12 @@ class Selector:
         gains = ranked.expected_accepted.numpy()[kept]
         return ranked, self.choose(gains, costs, kept, draft_ms, slowest)
 
+    def plain(self, costs: BatchCosts, overhead_ms: float) -> Decision:
+        """The decision of a step in which nothing was drafted."""
+        bs, step_ms = costs.bs, overhead_ms + costs.plain_ms
+        only = Candidates(np.array([0]), np.array([float(bs)]), np.array([step_ms]))
+        return Decision(0, bs, float(bs), step_ms, only)
+
     def choose(
         self,
         expected_accepted: npt.ArrayLike,

@@ -198,6 +198,9 @@ class DCutWorker(DFlashWorkerV2):
             )
             return verify_lens.to(self.device), int(verify_lens.sum()), None
         assert self.selector is not None and self.controller is not None
+        if not drafts.num_drafted:
+            lens = torch.ones(len(drafts.tokens), dtype=torch.int32, device=self.device)
+            return lens, len(lens), self.selector.plain(plan.costs, plan.overhead_ms)
         ranked, decision = self.selector.decide(
             drafts.survival,
             plan.depths(drafts.computed),

@@ -13,9 +13,6 @@ from dcut_sglang.training.target import check_fingerprint, layer_shape
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# A layer added to a trained drafter starts as a faint copy of the one below it.
-_FAINT = 0.1
-
 
 def drafter_config(
     target: PreTrainedModel,
@@ -64,12 +61,18 @@ def from_target(config: DrafterConfig, target: PreTrainedModel) -> Drafter:
 def from_checkpoint(config: DrafterConfig, folder: Path) -> Drafter:
     """Returns a trained drafter, with layers added where `config` asks for more.
 
+    An added layer is a copy of the one below it, except that it adds nothing yet.
+
     Raises ValueError if the checkpoint is for another target or of another shape.
     """
     old = load(folder)
     if old.config.target_fingerprint is not None and config.target_fingerprint is not None:
         check_fingerprint(config.target_fingerprint, old.config.target_fingerprint, str(folder))
-    may_differ = ("num_layers", "block_sizes", "target_fingerprint", "max_position_embeddings")
+    # The vocabulary is that of the texts, and set when training ends.
+    may_differ = (
+        *("num_layers", "block_sizes", "max_position_embeddings"),
+        *("target_fingerprint", "draft_vocabulary"),
+    )
     for name, value in vars(config).items():
         if name not in may_differ and value != getattr(old.config, name):
             raise ValueError(
@@ -87,5 +90,5 @@ def from_checkpoint(config: DrafterConfig, folder: Path) -> Drafter:
         _, _, rest = name.split(".", 2)
         own.copy_(weights[f"layers.{num_old - 1}.{rest}"])
         if rest.startswith(("self_attn.o_proj", "mlp.down_proj")):
-            own.mul_(_FAINT)
+            own.zero_()
     return drafter

@@ -202,6 +202,28 @@ def test_no_flapping_at_the_border() -> None:
     assert max(changes) <= 20 and sum(changes) <= 40
 
 
+def test_clearly_plain_steps_follow_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where drafting is far from paying, most plain steps weigh nothing; a new batch does."""
+    server = Server(lambda request, step: HARD)
+    weighed: list[int] = []
+    predict = server.controller.values.predict
+
+    def counted(*args: Any) -> Any:
+        weighed.append(server.num_steps)
+        return predict(*args)
+
+    monkeypatch.setattr(server.controller.values, "predict", counted)
+    modes = [server.step(keys(16), 100 + step / 10)[0].mode for step in range(400)]
+    plain = [step for step in range(100, 400) if modes[step] == "plain"]
+    assert len(set(weighed) & set(plain)) < 0.5 * len(plain)
+    assert max(np.diff(weighed)) <= 4
+    followed = next(step for step in plain if step not in weighed)
+    while server.num_steps % 4 != followed % 4:
+        server.step(keys(16))
+    server.step(keys(15))
+    assert weighed[-1] == server.num_steps - 1
+
+
 def test_strangers_are_looked_at_first() -> None:
     server = Server(lambda request, step: HARD)
     for _ in range(400):

@@ -152,6 +152,14 @@ def test_candidates(
 # -- ties and limits -----------------------------------------------------------------------------
 
 
+def test_where_nothing_was_drafted_the_choice_is_plain() -> None:
+    table = flat_table([10.0, 20.0])
+    selector, costs = Selector(table, DCutConfig()), table.at(4, 100)
+    _, decision = selector.decide(torch.zeros(4, 15), np.zeros(4, dtype=np.int64), costs, 3.0)
+    assert decision == selector.plain(costs, 3.0)
+    assert decision.candidates is not None
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_ties_go_to_fewer_rows(objective: Any) -> None:
     """Equal cost and nothing expected from any draft: every candidate has the same utility."""
