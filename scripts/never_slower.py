@@ -3,8 +3,10 @@
 The three servers are up together; waves of held-out prompts go to them in turn, at each
 concurrency and for easy, hard and mixed prompts. Compared are tokens per CPU-second of the
 scheduler process, decoding only, paired by wave, over the time in which at least 85 % of the
-slots are busy. ``QUICK=1`` runs four cells. The last line of
-output is JSON; the exit status is 1 where DCUT is slower beyond noise.
+slots are busy. Beside each cell stands what replay expects of it, from the drafter's
+recorded answers to the same prompts and the server's own costs. ``QUICK=1`` runs four cells. The
+last line of output is JSON; the exit status is 1 where DCUT is slower beyond noise, gains less
+than it should, or less than replay expects.
 """
 
 from __future__ import annotations
@@ -22,27 +24,31 @@ import numpy as np
 from dcut_sglang.bench import rows
 from dcut_sglang.bench.arms import COMMON_ARGS, PAIRS, make_server
 from dcut_sglang.bench.held_out import GROUPS, held_out_prompts, of_group
+from dcut_sglang.bench.predicted import RecordedTexts, predicted_over_plain
 from dcut_sglang.bench.progress import say
 from dcut_sglang.bench.server import REPO_ROOT, Server, stop_on_sigterm
 from dcut_sglang.bench.stats import Ratio, paired_ratio
 from dcut_sglang.bench.steady import run_steady_wave
 from dcut_sglang.bench.waves import Prompt, WaveResult, warm
+from dcut_sglang.cost import CostTable
 
 ARMS = ("plain", "dflash", "dcut")
 QUICK_CELLS = ((1, "mixed"), (8, "mixed"), (32, "mixed"), (32, "hard"))
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)
 LOWEST_UPPER_END = 0.97
 LOWEST_GEOMEAN = 1.2
+LOWEST_SHARE_OF_PREDICTED = 0.95
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One concurrency and group of prompts: waves by arm, and DCUT's counters."""
+    """One concurrency and group of prompts: waves by arm, DCUT's counters, replay's prediction."""
 
     concurrency: int
     group: str
     waves: dict[str, list[WaveResult]]
     dcut: dict[str, Any]
+    predicted_over_plain: float | None
 
     def ratio(self, denominator: str) -> Ratio:
         """DCUT over an arm, tokens per CPU-second, paired by wave."""
@@ -68,6 +74,7 @@ class Cell:
             "best_other": self.best_other,
             "over_best": [round(v, 3) for v in (over_best.mean, over_best.low, over_best.high)],
             "over_plain": round(over_plain.mean, 3),
+            "predicted_over_plain": _rounded(self.predicted_over_plain),
             "over_dflash": round(self.ratio("dflash").mean, 3),
             "accept_length": self.dcut["accept_length"],
             "rows_per_step": round(self.dcut["rows_verified"] / self.dcut["steps"], 2),
@@ -78,6 +85,7 @@ class Cell:
 def measure(
     servers: dict[str, Server],
     prompts: list[Prompt],
+    texts: RecordedTexts,
     concurrency: int,
     group: str,
     args: argparse.Namespace,
@@ -91,11 +99,16 @@ def measure(
         batch = [chosen[(wave * num_requests + i) % len(chosen)] for i in range(num_requests)]
         for arm in ARMS[wave % 3 :] + ARMS[: wave % 3]:
             waves[arm].append(run_steady_wave(servers[arm], batch, concurrency, args.tokens))
-    cell = Cell(concurrency, group, waves, servers["dcut"].dcut())
+    dcut = servers["dcut"].dcut()
+    used = [chosen[i % len(chosen)] for i in range(args.waves * num_requests)]
+    bank, table = texts.of(used, prompts), CostTable.from_json(dcut["cost_table"])
+    predicted = predicted_over_plain(bank, table, concurrency, args.tokens) if bank else None
+    cell = Cell(concurrency, group, waves, dcut, predicted)
     rates = ", ".join(f"{arm} {waves[arm][-1].tokens_per_cpu_s:.1f}" for arm in ARMS)
     say(
         f"concurrency {concurrency}, {group}: {rates} tokens/CPU-s; DCUT over {cell.best_other} "
-        f"{cell.ratio(cell.best_other)}, over plain {cell.ratio('plain')}, "
+        f"{cell.ratio(cell.best_other)}, over plain {cell.ratio('plain')} "
+        f"(replay: {_rounded(predicted)}), "
         f"{100 * cell.dcut['plain_share']:.0f} % plain steps"
     )
     return cell
@@ -124,20 +137,33 @@ def row_of(cell: Cell, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
 def verdict(cells: list[Cell]) -> dict[str, Any]:
     """The final JSON object."""
     upper = [cell.ratio(cell.best_other).high for cell in cells]
-    gains = [cell.ratio("plain").mean for cell in cells if cell.group != "hard"]
-    geomean = float(np.exp(np.mean(np.log(gains))))
+    gained = [cell for cell in cells if cell.group != "hard"]
+    geomean = _geomean([cell.ratio("plain").mean for cell in gained])
+    predictions = [cell.predicted_over_plain for cell in gained]
+    known = [ratio for ratio in predictions if ratio is not None]
+    predicted = _geomean(known) if known and len(known) == len(gained) else None
+    keeps_up = predicted is None or geomean >= LOWEST_SHARE_OF_PREDICTED * predicted
     return {
-        "ok": min(upper) >= LOWEST_UPPER_END and geomean >= LOWEST_GEOMEAN,
+        "ok": min(upper) >= LOWEST_UPPER_END and geomean >= LOWEST_GEOMEAN and keeps_up,
         "min_ratio_upper": round(min(upper), 3),
         "geomean_over_plain": round(geomean, 3),
+        "geomean_predicted": _rounded(predicted),
         "cells": [cell.summary() for cell in cells],
     }
+
+
+def _geomean(ratios: list[float]) -> float:
+    return float(np.exp(np.mean(np.log(ratios))))
+
+
+def _rounded(ratio: float | None) -> float | None:
+    return None if ratio is None else round(ratio, 3)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Start the servers, measure every cell, keep the rows."""
     pair, dtype = PAIRS["smollm2"], rows.fast_dtype()
-    prompts = held_out_prompts()
+    prompts, texts = held_out_prompts(), RecordedTexts()
     if args.quick:
         plan = list(QUICK_CELLS)
     else:
@@ -155,7 +181,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             say(f"{arm} is up")
         cells = []
         for concurrency, group in plan:
-            cells.append(measure(servers, prompts, concurrency, group, args))
+            cells.append(measure(servers, prompts, texts, concurrency, group, args))
             path = REPO_ROOT / "bench_results" / "never-slower.jsonl"
             rows.append(path, [row_of(cells[-1], dtype, args)])
     return verdict(cells)

@@ -8,7 +8,7 @@ anywhere and go on from where it was cut.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,7 @@ class AnchorBank:
             min(accepted drafts + 1, remaining): the host drops what follows the end.
         start: int64 [T + 1], first anchor of each text; the last entry is N.
         prompt_len: int64 [T], committed tokens before the first anchor.
+        names: of the texts, as the requests were called; empty where they are not known.
     """
 
     survival: Float32Array
@@ -47,6 +48,7 @@ class AnchorBank:
     remaining: IntArray
     start: IntArray
     prompt_len: IntArray
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.accept)
@@ -56,6 +58,8 @@ class AnchorBank:
             raise ValueError("start must ascend from 0 to the number of anchors")
         if len(self.prompt_len) != self.num_texts:
             raise ValueError("prompt_len must have one entry per text")
+        if self.names and len(self.names) != self.num_texts:
+            raise ValueError("names must have one entry per text, or none")
         # A step must not leave its text, however many drafts are right.
         last = np.repeat(self.start[1:], np.diff(self.start))
         if (self.remaining < 1).any() or (np.arange(n) + self.remaining > last).any():
@@ -104,6 +108,23 @@ class AnchorBank:
             self.remaining[rows],
             start,
             self.prompt_len[chosen],
+            tuple(self.names[t] for t in chosen) if self.names else (),
+        )
+
+    def first_tokens(self, num_tokens: int) -> AnchorBank:
+        """The bank of texts that end after ``num_tokens`` >= 1 tokens, if not before."""
+        lengths = np.diff(self.start)
+        offset = np.arange(len(self.accept)) - np.repeat(self.start[:-1], lengths)
+        rows = offset < num_tokens
+        lengths = np.minimum(lengths, num_tokens)
+        remaining = np.repeat(lengths, lengths) - offset[rows]
+        start = np.concatenate([[0], np.cumsum(lengths)])
+        return replace(
+            self,
+            survival=self.survival[rows],
+            accept=self.accept[rows],
+            remaining=remaining,
+            start=start,
         )
 
     @classmethod
@@ -123,6 +144,7 @@ class AnchorBank:
             if missing:
                 raise ValueError(f"{path}: not an every-anchor file, lacks {sorted(missing)}")
             known_len = data["prompt_len"].astype(np.int64) if "prompt_len" in data else None
+            names = tuple(data["name"].tolist() if "name" in data else ())
             order = np.lexsort((data["offset"], data["request_id"]))
             request = data["request_id"][order].astype(np.int64)
             offset = data["offset"][order].astype(np.int64)
@@ -140,6 +162,7 @@ class AnchorBank:
             remaining,
             start,
             np.full(len(first), prompt_len, dtype=np.int64) if known_len is None else known_len,
+            names,
         )
 
     @classmethod
@@ -165,8 +188,8 @@ class AnchorBank:
                 if step.verify_lens[i] == 1 and (wanted is None or wanted(trace.names[request])):
                     at = found.setdefault(request, {})
                     at[int(step.contexts[i])] = (step.tokens[i], step.confidence[i])
-        survival, accept, remaining, start, prompt_len = [], [], [], [0], []
-        for anchors in found.values():
+        survival, accept, remaining, start, prompt_len, names = [], [], [], [0], [], []
+        for request, anchors in found.items():
             places = sorted(anchors)
             # The last anchor's successor was emitted, but never an anchor.
             length = len(places) - 1
@@ -182,13 +205,18 @@ class AnchorBank:
                 remaining.append(length - i)
             start.append(start[-1] + length)
             prompt_len.append(places[0])
+            names.append(trace.names[request])
         if not prompt_len:
             raise NotReplayableError(
                 "no request of this trace drafted whole blocks at every anchor, with tokens"
             )
         return cls(
             np.stack(survival),
-            *(np.array(a, dtype=np.int64) for a in (accept, remaining, start, prompt_len)),
+            np.array(accept, dtype=np.int64),
+            np.array(remaining, dtype=np.int64),
+            np.array(start, dtype=np.int64),
+            np.array(prompt_len, dtype=np.int64),
+            tuple(names),
         )
 
     def save(self, path: Path) -> None:
@@ -203,6 +231,7 @@ class AnchorBank:
             accept=self.accept.astype(np.int8),
             valid=np.minimum(self.remaining, self.block_size - 1).astype(np.int8),
             prompt_len=self.prompt_len.astype(np.int32),
+            name=np.array(self.names, dtype=str),
         )
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import time
@@ -15,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcut_sglang import survival as core
+from dcut_sglang.bench import predicted
+from dcut_sglang.bench.waves import Prompt
 from dcut_sglang.config import DCutConfig
 from dcut_sglang.cost import CostTable
 from dcut_sglang.replay.anchors import AnchorBank
@@ -385,6 +388,52 @@ def test_a_full_width_trace_becomes_a_bank(tmp_path: Path) -> None:
         pass
     with pytest.raises(ValueError, match="forced to 1"):
         AnchorBank.from_trace(read_trace(tmp_path / "u"))
+
+
+def test_texts_keep_their_names_and_may_end_sooner(tmp_path: Path) -> None:
+    whole = AnchorBank.load(EARLY_TEXTS).subset(range(5))
+    named = dataclasses.replace(whole, names=("a", "b", "c", "d", "e"))
+    named.save(tmp_path / "texts.npz")
+    assert AnchorBank.load(tmp_path / "texts.npz").names == named.names
+    assert named.subset([3, 1]).names == ("d", "b")
+    short = named.first_tokens(7)
+    assert short.num_texts == 5 and short.names == named.names
+    for text in range(5):
+        full, cut = (slice(*b.start[text : text + 2]) for b in (named, short))
+        assert (short.accept[cut] == named.accept[full][:7]).all()
+        assert (short.survival[cut] == named.survival[full][:7]).all()
+        length = len(named.accept[full][:7])
+        assert short.remaining[cut].tolist() == list(range(length, 0, -1))
+
+
+def test_prediction_is_of_the_asked_prompts_at_the_given_costs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Easy texts are expected to gain, hard ones to cost next to nothing."""
+    bank, table = AnchorBank.load(EARLY_TEXTS), CostTable.load(EARLY_COSTS)
+    gain = [bank.accept[a:b].mean() for a, b in itertools.pairwise(bank.start)]
+    order = np.argsort(gain)
+    prompts = [Prompt("code", ids=(i,)) for i in range(bank.num_texts + 4)]
+    # The last four prompts were not recorded.
+    names = tuple(f"code/json/{i}" for i in range(bank.num_texts))
+    half = bank.num_texts // 2
+    first, second = (
+        dataclasses.replace(bank, names=names).subset(range(a, b))
+        for a, b in ((0, half), (half, bank.num_texts))
+    )
+    first.save(tmp_path / "first.npz")
+    second.save(tmp_path / "second.npz")
+    monkeypatch.setattr(predicted, "HELD_OUT_TEXTS", tmp_path / "first.npz")
+    monkeypatch.setattr(predicted, "OPEN_TEXTS", tmp_path / "second.npz")
+    texts = predicted.RecordedTexts()
+    assert texts.of(prompts[-4:], prompts) is None
+    ratios = []
+    for chosen in (order[:12], order[-12:]):
+        found = texts.of([prompts[i] for i in chosen], prompts)
+        assert found is not None
+        assert set(found.names) == {names[i] for i in chosen}
+        ratios.append(predicted.predicted_over_plain(found, table, 8, 48))
+    assert 0.93 < ratios[0] < 1.1 < ratios[1]
 
 
 def test_a_million_steps_take_under_a_minute() -> None:
