@@ -79,6 +79,7 @@ class Cell:
             "accept_length": self.dcut["accept_length"],
             "rows_per_step": round(self.dcut["rows_verified"] / self.dcut["steps"], 2),
             "plain_share": self.dcut["plain_share"],
+            "look_share": self.dcut["look_share"],
         }
 
 

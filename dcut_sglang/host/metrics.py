@@ -13,7 +13,8 @@ import torch
 from dcut_sglang.host.device import step_clock
 from dcut_sglang.selector import Decision
 
-PHASES = ("draft", "head", "confidence", "decide", "verify", "commit")
+DRAFT_PHASES = ("draft", "head", "confidence")
+PHASES = (*DRAFT_PHASES, "decide", "verify", "commit")
 
 
 class StepTimer:
@@ -100,6 +101,8 @@ class StepMetrics:
         self.steps = 0
         self.plain_steps = 0
         self.look_steps = 0
+        self.look_ms = 0.0
+        self.steps_ms = 0.0
         self.request_steps = 0
         self.requests_drafted = 0
         self.drafts_proposed = 0
@@ -139,7 +142,10 @@ class StepMetrics:
         kept = num_rows - bs
         self.steps += 1
         self.plain_steps += num_drafted == 0
-        self.look_steps += mode == "look"
+        if mode == "look":
+            self.look_steps += 1
+            self.look_ms += sum(timer.phase_ms.get(phase, 0.0) for phase in DRAFT_PHASES)
+        self.steps_ms += sum(timer.phase_ms.values())
         self.request_steps += bs
         self.requests_drafted += num_drafted
         self.drafts_proposed += num_drafts
@@ -163,6 +169,8 @@ class StepMetrics:
             "steps": self.steps,
             "plain_steps": self.plain_steps,
             "look_steps": self.look_steps,
+            # Drafting only to find out, of all the time in decode steps.
+            "look_share": round(self.look_ms / self.steps_ms, 6) if self.steps_ms else None,
             "plain_share": _share(self.plain_steps, self.steps),
             "request_steps": self.request_steps,
             "requests_drafted": self.requests_drafted,
