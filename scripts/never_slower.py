@@ -1,12 +1,13 @@
 """DCUT against the better of plain decoding and full DFLASH, at every load.
 
 The three servers are up together; waves of held-out prompts go to them in turn, at each
-concurrency and for easy, hard and mixed prompts. Compared are tokens per CPU-second of the
-scheduler process, decoding only, paired by wave, over the time in which at least 85 % of the
-slots are busy. Beside each cell stands what replay expects of it, from the drafter's
-recorded answers to the same prompts and the server's own costs. ``QUICK=1`` runs four cells. The
-last line of output is JSON; the exit status is 1 where DCUT is slower beyond noise, gains less
-than it should, or less than replay expects.
+concurrency and for easy, hard and mixed prompts; of plain decoding and DFLASH, one that is far
+behind the other in the first wave runs no more of that cell. Compared are tokens per CPU-second
+of the scheduler process, decoding only, paired by wave, over the time in which at least 85 % of
+the slots are busy. Beside each cell stands what replay expects of it, from the drafter's recorded
+answers to the same prompts and the server's own costs. ``QUICK=1`` runs four cells. The last line
+of output is JSON; the exit status is 1 where DCUT is slower beyond noise, gains less than it
+should, or less than replay expects.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ CONCURRENCIES = (1, 2, 4, 8, 16, 32)
 LOWEST_UPPER_END = 0.97
 LOWEST_GEOMEAN = 1.2
 LOWEST_SHARE_OF_PREDICTED = 0.95
+# Of plain decoding and DFLASH, one that is so much slower than the other runs one wave only.
+OUT_BELOW = 0.6
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,11 @@ class Cell:
     predicted_over_plain: float | None
 
     def ratio(self, denominator: str) -> Ratio:
-        """DCUT over an arm, tokens per CPU-second, paired by wave."""
+        """DCUT over an arm, tokens per CPU-second, paired by the waves that both ran."""
         mine, theirs = (
             [wave.tokens_per_cpu_s for wave in self.waves[arm]] for arm in ("dcut", denominator)
         )
-        return paired_ratio(mine, theirs)
+        return paired_ratio(mine[: len(theirs)], theirs)
 
     @property
     def best_other(self) -> str:
@@ -98,7 +101,8 @@ def measure(
     waves: dict[str, list[WaveResult]] = {arm: [] for arm in ARMS}
     for wave in range(args.waves):
         batch = [chosen[(wave * num_requests + i) % len(chosen)] for i in range(num_requests)]
-        for arm in ARMS[wave % 3 :] + ARMS[: wave % 3]:
+        running = [arm for arm in ARMS if not _is_out(waves, arm)]
+        for arm in running[wave % len(running) :] + running[: wave % len(running)]:
             waves[arm].append(run_steady_wave(servers[arm], batch, concurrency, args.tokens))
     dcut = servers["dcut"].dcut()
     used = [chosen[i % len(chosen)] for i in range(args.waves * num_requests)]
@@ -113,6 +117,14 @@ def measure(
         f"{100 * cell.dcut['plain_share']:.0f} % plain steps"
     )
     return cell
+
+
+def _is_out(waves: dict[str, list[WaveResult]], arm: str) -> bool:
+    """Whether an arm was so far behind in the first wave that it cannot be DCUT's rival."""
+    if arm == "dcut" or not waves[arm]:
+        return False
+    (other,) = {"plain", "dflash"} - {arm}
+    return waves[arm][0].tokens_per_cpu_s < OUT_BELOW * waves[other][0].tokens_per_cpu_s
 
 
 def row_of(cell: Cell, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
