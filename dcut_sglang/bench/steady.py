@@ -162,7 +162,8 @@ def _timeline(
     steady: _Steady,
     stream: Stream,
 ) -> Timeline:
-    text, known, meta = "", 0, {}
+    text, known = "", 0
+    meta: dict[str, Any] = {}
     chunks: list[tuple[float, int]] = []
     sent_s = time.perf_counter()
     for text, now, meta in stream(server, prompt, sampling):  # noqa: B007
