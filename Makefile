@@ -5,9 +5,11 @@ VENV := .venv
 STAMP := $(VENV)/.setup-done
 IN_ENV := source scripts/cpu_env.sh && $(VENV)/bin/python
 SMOLLM2 := .cache/models/smollm2
+PEER_VENV := .cache/peer-venv
+PEER_STAMP := $(PEER_VENV)/.setup-done
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo report test conform fuzz soak bench bench-quick never-slower published regret eval-drafter test-core lint format clean
+.PHONY: help setup demo report test conform fuzz soak bench bench-quick bench-peer never-slower published regret eval-drafter test-core lint format clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -49,6 +51,13 @@ bench: $(STAMP) ## every arm at every load, rows and figures: MODEL=tiny, ARGS="
 bench-quick: $(STAMP) ## the arms at two loads, in under 15 minutes: MODEL=tiny, ARGS=...
 	@if [ "$(MODEL)" != tiny ]; then $(MAKE) --no-print-directory $(SMOLLM2)/config.json; fi
 	$(IN_ENV) scripts/bench.py --quick --model $(or $(MODEL),smollm2) $(ARGS)
+
+$(PEER_STAMP): requirements/peer.txt scripts/setup_peer.sh
+	bash scripts/setup_peer.sh "$(PYTHON)" $(PEER_VENV)
+	@touch $@
+
+bench-peer: $(SMOLLM2)/config.json $(PEER_STAMP) ## vLLM's CPU build: its DFlash over its own plain decoding: ARGS=...; 3.5 GB
+	$(IN_ENV) scripts/bench_peer.py $(ARGS)
 
 never-slower: $(SMOLLM2)/config.json ## DCUT against the better of plain and DFLASH at every load: QUICK=1 for four cells
 	$(IN_ENV) scripts/never_slower.py

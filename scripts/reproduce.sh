@@ -22,12 +22,16 @@ case "${1:-}" in
     bench-tiny)         # the same on the tiny pair
         make bench MODEL=tiny
         ;;
+    bench-peer-smollm2) # vLLM's CPU build over its own plain decoding; an hour
+        make bench-peer
+        ;;
     figures)            # figures and tables of all rows that are there, without measuring
         make setup
         mkdir -p .cache
         .venv/bin/dcut replay --regret --quiet > .cache/regret.txt || test $? -eq 1
         for rows in bench_results/bench-*.jsonl; do
-            plot "$rows" --replay .cache/regret.txt
+            # The peer's rates do not compare with these arms': no figures of it.
+            [[ $rows == */bench-peer-* ]] || plot "$rows" --replay .cache/regret.txt
         done
         ;;
     demo-smollm2)       # the README's first figure

@@ -6,7 +6,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,10 @@ from dcut_sglang.bench.waves import Prompt, RequestFailed, WaveResult, require_o
 
 # The share of the slots that must be busy for the time to count, as in the D-Cut page's tables.
 STEADY_SHARE = 0.85
+
+
+# Sends a prompt with sampling parameters; yields (text so far, completion tokens so far, notes).
+Stream = Callable[[Endpoint, Prompt, dict[str, Any]], Iterator[tuple[str, int, dict[str, Any]]]]
 
 
 @dataclass(frozen=True)
@@ -124,19 +128,24 @@ def run_steady_wave(
     concurrency: int,
     max_tokens: int,
     ignore_eos: bool = False,
+    stream: Stream | None = None,
 ) -> StreamedWave:
     """A wave of which only the time counts in which at least 85 % of the slots are busy.
 
     When requests run out, those that are left decode in ever smaller batches; a server that
     finishes easy requests early would be charged for that tail. Send several requests per slot.
 
+    Args:
+        stream: how requests are sent and read; SGLang's ``/generate`` if not given.
+
     Raises:
         RequestFailed: any status but 200, an error in a stream, or an answer without tokens.
     """
+    stream = stream or sglang_stream
     sampling = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": ignore_eos}
     with ThreadPoolExecutor(concurrency) as pool:
         steady = _Steady(server, len(prompts), concurrency)
-        found = tuple(pool.map(lambda p: _stream(server, p, sampling, steady), prompts))
+        found = tuple(pool.map(lambda p: _timeline(server, p, sampling, steady, stream), prompts))
         num_tokens = sum(timeline.num_tokens for timeline in found)
         overall = steady.clocks.read(num_tokens, tuple(timeline.text for timeline in found))
     part = steady.result
@@ -146,18 +155,48 @@ def run_steady_wave(
     )
 
 
-def _stream(
-    server: Endpoint, prompt: Prompt, sampling: dict[str, Any], steady: _Steady
+def _timeline(
+    server: Endpoint,
+    prompt: Prompt,
+    sampling: dict[str, Any],
+    steady: _Steady,
+    stream: Stream,
 ) -> Timeline:
+    text, known = "", 0
+    meta: dict[str, Any] = {}
+    chunks: list[tuple[float, int]] = []
+    sent_s = time.perf_counter()
+    for text, now, meta in stream(server, prompt, sampling):  # noqa: B007
+        if now > known:
+            chunks.append((time.perf_counter(), now))
+            steady.add(now - known)
+            known = now
+    if not chunks:
+        raise RequestFailed(f"an answer of no tokens to a prompt of {len(prompt.ids)} tokens")
+    steady.finished()
+    return Timeline(text, known, sent_s, tuple(chunks), meta)
+
+
+def sglang_stream(
+    server: Endpoint, prompt: Prompt, sampling: dict[str, Any]
+) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """A request to ``/generate``, with each chunk's ``meta_info`` as notes."""
     body: dict[str, Any] = {
         "input_ids": list(prompt.ids),
         "sampling_params": sampling,
         "stream": True,
     }
-    text, known, meta = "", 0, {}
-    chunks: list[tuple[float, int]] = []
-    sent_s = time.perf_counter()
-    with requests.post(f"{server.url}/generate", json=body, stream=True, timeout=1800) as answer:
+    for chunk in events(f"{server.url}/generate", body):
+        yield chunk["text"], chunk["meta_info"]["completion_tokens"], chunk["meta_info"]
+
+
+def events(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a streamed answer.
+
+    Raises:
+        RequestFailed: any status but 200, or an error in the stream.
+    """
+    with requests.post(url, json=body, stream=True, timeout=1800) as answer:
         require_ok(answer)
         for line in answer.iter_lines():
             if not line.startswith(b"data: {"):
@@ -165,13 +204,4 @@ def _stream(
             chunk = json.loads(line[len(b"data: ") :])
             if "error" in chunk:
                 raise RequestFailed(str(chunk["error"])[:500])
-            text, meta = chunk["text"], chunk["meta_info"]
-            now = meta["completion_tokens"]
-            if now > known:
-                chunks.append((time.perf_counter(), now))
-                steady.add(now - known)
-                known = now
-    if not chunks:
-        raise RequestFailed(f"an answer of no tokens to a prompt of {len(prompt.ids)} tokens")
-    steady.finished()
-    return Timeline(text, known, sent_s, tuple(chunks), meta)
+            yield chunk
