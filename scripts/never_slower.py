@@ -89,7 +89,6 @@ class Cell:
 def measure(
     servers: dict[str, Server],
     prompts: list[Prompt],
-    texts: RecordedTexts,
     concurrency: int,
     group: str,
     args: argparse.Namespace,
@@ -106,7 +105,8 @@ def measure(
             waves[arm].append(run_steady_wave(servers[arm], batch, concurrency, args.tokens))
     dcut = servers["dcut"].dcut()
     used = [chosen[i % len(chosen)] for i in range(args.waves * num_requests)]
-    bank, table = texts.of(used, prompts), CostTable.from_json(dcut["cost_table"])
+    bank = RecordedTexts().of(used, prompts)
+    table = CostTable.from_json(dcut["cost_table"])
     predicted = predicted_over_plain(bank, table, concurrency, args.tokens) if bank else None
     cell = Cell(concurrency, group, waves, dcut, predicted)
     rates = ", ".join(f"{arm} {waves[arm][-1].tokens_per_cpu_s:.1f}" for arm in ARMS)
@@ -176,11 +176,11 @@ def _rounded(ratio: float | None) -> float | None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Start the servers, measure every cell, keep the rows."""
     pair, dtype = PAIRS["smollm2"], rows.fast_dtype()
-    prompts, texts = held_out_prompts(), RecordedTexts()
+    prompts = held_out_prompts()
     if args.quick:
         plan = list(QUICK_CELLS)
     else:
-        plan = [(c, group) for c in args.concurrency for group in args.prompts]
+        plan = [(c, group) for group in args.prompts for c in args.concurrency]
     logs = REPO_ROOT / ".cache" / "never-slower-logs"
     say(f"{len(plan)} cells x {args.waves} waves x {len(ARMS)} servers in {dtype}; logs in {logs}")
     with ExitStack() as stack:
@@ -194,7 +194,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             say(f"{arm} is up")
         cells = []
         for concurrency, group in plan:
-            cells.append(measure(servers, prompts, texts, concurrency, group, args))
+            cells.append(measure(servers, prompts, concurrency, group, args))
             path = REPO_ROOT / "bench_results" / "never-slower.jsonl"
             rows.append(path, [row_of(cells[-1], dtype, args)])
     return verdict(cells)

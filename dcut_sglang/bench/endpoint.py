@@ -23,6 +23,8 @@ class Endpoint:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self.session = requests.Session()
+        # A server closes a connection that was idle for a while, maybe just as it is used again.
+        self.session.headers["Connection"] = "close"
         self._listener: int | None = None
 
     @property
