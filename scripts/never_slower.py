@@ -25,6 +25,7 @@ import numpy as np
 from dcut_sglang.bench import rows
 from dcut_sglang.bench.arms import COMMON_ARGS, PAIRS, make_server
 from dcut_sglang.bench.held_out import GROUPS, held_out_prompts, of_group
+from dcut_sglang.bench.never_slower_table import geomean_over_plain, newest, table
 from dcut_sglang.bench.predicted import RecordedTexts, predicted_over_plain
 from dcut_sglang.bench.progress import say
 from dcut_sglang.bench.server import REPO_ROOT, Server, stop_on_sigterm
@@ -33,6 +34,7 @@ from dcut_sglang.bench.steady import run_steady_wave
 from dcut_sglang.bench.waves import Prompt, WaveResult, warm
 from dcut_sglang.cost import CostTable
 
+ROWS = REPO_ROOT / "bench_results" / "never-slower.jsonl"
 ARMS = ("plain", "dflash", "dcut")
 QUICK_CELLS = ((1, "mixed"), (8, "mixed"), (32, "mixed"), (32, "hard"))
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)
@@ -195,8 +197,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         cells = []
         for concurrency, group in plan:
             cells.append(measure(servers, prompts, concurrency, group, args))
-            path = REPO_ROOT / "bench_results" / "never-slower.jsonl"
-            rows.append(path, [row_of(cells[-1], dtype, args)])
+            rows.append(ROWS, [row_of(cells[-1], dtype, args)])
     return verdict(cells)
 
 
@@ -211,7 +212,14 @@ def main() -> int:
     parser.add_argument("--least-requests", type=int, default=4, help="requests per wave, at least")
     parser.add_argument("--requests-per-slot", type=int, default=3, help="requests of a wave")
     parser.add_argument("--prompts", choices=GROUPS, nargs="+", default=list(GROUPS))
-    result = run(parser.parse_args())
+    parser.add_argument("--table", action="store_true", help="print the rows' table, run nothing")
+    args = parser.parse_args()
+    if args.table:
+        known = newest(rows.read(ROWS))
+        print("\n".join(table(known)))
+        print(f"\nover plain, easy and mixed: {geomean_over_plain(known):.3f}")
+        return 0
+    result = run(args)
     print(json.dumps(result))
     return 0 if result["ok"] else 1
 

@@ -6,12 +6,15 @@ import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from bench_rows import SPEEDS, make_row, make_rows
 
 from dcut_sglang.bench import rows as row_files
+from dcut_sglang.bench.never_slower_table import geomean_over_plain, newest
+from dcut_sglang.bench.never_slower_table import table as never_slower_table
 from dcut_sglang.bench.rows import RowRefusedError
 from dcut_sglang.bench.summary import (
     is_noise,
@@ -153,3 +156,29 @@ def test_rows_of_other_commits_are_not_mixed_in() -> None:
 def test_rows_are_json() -> None:
     for row in make_rows():
         assert json.loads(json.dumps(row, allow_nan=False)) == row
+
+
+def never_slower_row(prompts: str, concurrency: int, dcut: list[float], **more: Any) -> Any:
+    waves = {"plain": [10.0, 10.0], "dflash": [5.0], "dcut": dcut}
+    found = {"accept_length": 2.0, "rows_per_step": 3.25, "plain_share": 0.4}
+    cell = {"prompts": prompts, "concurrency": concurrency, "tokens_per_cpu_s": waves}
+    return {**cell, **found, "over_plain": sum(dcut) / 20, **more}
+
+
+def test_the_first_table_is_of_each_cell_s_last_row() -> None:
+    rows = [
+        never_slower_row("hard", 1, [9.0, 9.0]),
+        never_slower_row("mixed", 8, [30.0, 30.0]),
+        never_slower_row("mixed", 8, [20.0, 20.0], predicted_over_plain=2.1),
+        never_slower_row("easy", 2, [80.0, 80.0]),
+    ]
+    found = newest(rows)
+    assert [(row["prompts"], row["concurrency"]) for row in found] == [
+        *(("mixed", 8), ("easy", 2), ("hard", 1))
+    ]
+    lines = never_slower_table(found)
+    assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|")
+    assert lines[2] == (
+        "| mixed | 8 | 10.0 | 5.0 | 20.0 | 2.00 [2.00, 2.00] | 2.10 | 4.00 | 2.00 | 3.2 | 40 % |"
+    )
+    assert geomean_over_plain(found) == pytest.approx(4.0)
