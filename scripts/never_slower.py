@@ -2,7 +2,8 @@
 
 The three servers are up together; waves of held-out prompts go to them in turn, at each
 concurrency and for easy, hard and mixed prompts; of plain decoding and DFLASH, one that is far
-behind the other in the first wave runs no more of that cell. Compared are tokens per CPU-second
+behind the other in the first wave runs no more of that cell. Requests differ in length, so that
+none is favoured by lockstep (``bench.steady.staggered``). Compared are tokens per CPU-second
 of the scheduler process, decoding only, paired by wave, over the time in which at least 85 % of
 the slots are busy. Beside each cell stands what replay expects of it, from the drafter's recorded
 answers to the same prompts and the server's own costs. ``QUICK=1`` runs four cells. The last line
@@ -30,7 +31,7 @@ from dcut_sglang.bench.predicted import RecordedTexts, predicted_over_plain
 from dcut_sglang.bench.progress import say
 from dcut_sglang.bench.server import REPO_ROOT, Server, stop_on_sigterm
 from dcut_sglang.bench.stats import Ratio, paired_ratio
-from dcut_sglang.bench.steady import run_steady_wave
+from dcut_sglang.bench.steady import run_steady_wave, staggered
 from dcut_sglang.bench.waves import Prompt, WaveResult, warm
 from dcut_sglang.cost import CostTable
 
@@ -100,11 +101,12 @@ def measure(
     num_requests = max(args.least_requests, args.requests_per_slot * concurrency)
     servers["dcut"].set_state(dcut_reset_metrics=1)
     waves: dict[str, list[WaveResult]] = {arm: [] for arm in ARMS}
+    lengths = staggered(args.tokens, num_requests)
     for wave in range(args.waves):
         batch = [chosen[(wave * num_requests + i) % len(chosen)] for i in range(num_requests)]
         running = [arm for arm in ARMS if not _is_out(waves, arm)]
         for arm in running[wave % len(running) :] + running[: wave % len(running)]:
-            waves[arm].append(run_steady_wave(servers[arm], batch, concurrency, args.tokens))
+            waves[arm].append(run_steady_wave(servers[arm], batch, concurrency, lengths))
     dcut = servers["dcut"].dcut()
     used = [chosen[i % len(chosen)] for i in range(args.waves * num_requests)]
     bank = RecordedTexts().of(used, prompts)
@@ -138,6 +140,7 @@ def row_of(cell: Cell, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
         threads=1,
         flags=list(COMMON_ARGS),
         tokens=args.tokens,
+        lengths="staggered",
         requests_per_slot=args.requests_per_slot,
         command=" ".join(["scripts/never_slower.py", *sys.argv[1:]]),
     )
@@ -186,7 +189,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     logs = REPO_ROOT / ".cache" / "never-slower-logs"
     say(f"{len(plan)} cells x {args.waves} waves x {len(ARMS)} servers in {dtype}; logs in {logs}")
     with ExitStack() as stack:
-        servers = {arm: make_server(arm, pair, dtype, logs) for arm in ARMS}
+        # Nobody traces in service, and a trace costs time.
+        untraced = {"trace_path": None}
+        servers = {arm: make_server(arm, pair, dtype, logs, settings=untraced) for arm in ARMS}
         # One after the other: DCUT measures its costs as it starts.
         for arm, server in servers.items():
             stack.callback(server.stop)
@@ -208,7 +213,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", default=os.environ.get("QUICK") == "1")
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(CONCURRENCIES))
     parser.add_argument("--waves", type=int, default=3, help="waves per cell")
-    parser.add_argument("--tokens", type=int, default=48, help="new tokens per request")
+    parser.add_argument("--tokens", type=int, default=48, help="mean new tokens per request")
     parser.add_argument("--least-requests", type=int, default=4, help="requests per wave, at least")
     parser.add_argument("--requests-per-slot", type=int, default=3, help="requests of a wave")
     parser.add_argument("--prompts", choices=GROUPS, nargs="+", default=list(GROUPS))

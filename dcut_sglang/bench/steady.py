@@ -19,6 +19,8 @@ from dcut_sglang.bench.waves import Prompt, RequestFailed, WaveResult, require_o
 
 # The share of the slots that must be busy for the time to count, as in the D-Cut page's tables.
 STEADY_SHARE = 0.85
+# Its multiples, modulo 1, fill 0..1 evenly from the start.
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 # Sends a prompt with sampling parameters; yields (text so far, completion tokens so far, notes).
@@ -122,11 +124,21 @@ class _Steady:
                 self.result = self.clocks.read(self._num_tokens)
 
 
+def staggered(tokens: int, num_requests: int) -> list[int]:
+    """Numbers of tokens around ``tokens``, from half of it to one and a half, evenly mixed.
+
+    Requests of one length keep plain decoding in lockstep: all end in one step, and their
+    successors' prompts are prefilled together. Service is not like that, and speculation ends
+    them at different steps anyway, so that equal lengths favour plain decoding.
+    """
+    return [max(1, round(tokens * (0.5 + i * _GOLDEN % 1))) for i in range(num_requests)]
+
+
 def run_steady_wave(
     server: Endpoint,
     prompts: Sequence[Prompt],
     concurrency: int,
-    max_tokens: int,
+    max_tokens: int | Sequence[int],
     ignore_eos: bool = False,
     stream: Stream | None = None,
 ) -> StreamedWave:
@@ -136,16 +148,25 @@ def run_steady_wave(
     finishes easy requests early would be charged for that tail. Send several requests per slot.
 
     Args:
+        max_tokens: of every request, or of each.
         stream: how requests are sent and read; SGLang's ``/generate`` if not given.
 
     Raises:
         RequestFailed: any status but 200, an error in a stream, or an answer without tokens.
+        ValueError: not as many numbers of tokens as prompts.
     """
     stream = stream or sglang_stream
-    sampling = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": ignore_eos}
+    lengths = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
+    if len(lengths) != len(prompts):
+        raise ValueError(f"expected {len(prompts)} numbers of tokens, got {len(lengths)}")
+    sampling = [
+        {"temperature": 0, "max_new_tokens": length, "ignore_eos": ignore_eos} for length in lengths
+    ]
     with ThreadPoolExecutor(concurrency) as pool:
         steady = _Steady(server, len(prompts), concurrency)
-        found = tuple(pool.map(lambda p: _timeline(server, p, sampling, steady, stream), prompts))
+        found = tuple(
+            pool.map(lambda p, s: _timeline(server, p, s, steady, stream), prompts, sampling)
+        )
         num_tokens = sum(timeline.num_tokens for timeline in found)
         overall = steady.clocks.read(num_tokens, tuple(timeline.text for timeline in found))
     part = steady.result
