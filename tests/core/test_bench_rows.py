@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from bench_rows import SPEEDS, make_row, make_rows
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dcut_sglang.bench import rows as row_files
 from dcut_sglang.bench.never_slower_table import geomean_over_plain, newest
 from dcut_sglang.bench.never_slower_table import table as never_slower_table
 from dcut_sglang.bench.rows import RowRefusedError
+from dcut_sglang.bench.steady import staggered
 from dcut_sglang.bench.summary import (
     is_noise,
     noise_band,
@@ -182,3 +185,15 @@ def test_the_first_table_is_of_each_cell_s_last_row() -> None:
         "| mixed | 8 | 10.0 | 5.0 | 20.0 | 2.00 [2.00, 2.00] | 2.10 | 4.00 | 2.00 | 3.2 | 40 % |"
     )
     assert geomean_over_plain(found) == pytest.approx(4.0)
+
+
+@given(tokens=st.integers(1, 200), count=st.integers(1, 300))
+def test_staggered_lengths_are_around_the_mean_and_mixed_from_the_start(
+    tokens: int, count: int
+) -> None:
+    lengths = staggered(tokens, count)
+    assert len(lengths) == count and min(lengths) >= 1
+    assert min(lengths) >= tokens // 2 and max(lengths) <= tokens * 1.5 + 1
+    if count >= 16 and tokens >= 20:
+        assert abs(np.mean(lengths) - tokens) < 0.1 * tokens
+        assert len(set(lengths[:8])) >= 6
