@@ -72,6 +72,8 @@ class Learning:
             return
         forward_ms, head_ms = timer.priced("draft"), timer.priced("head", "confidence")
         verify_ms = timer.priced("verify", "commit")
+        # What plain steps left to be written is no price of the drafts that it is written for.
+        settle_ms = timer.priced("settle")
         measured = MeasuredStep(
             bs=plan.costs.bs,
             rows=num_rows,
@@ -82,7 +84,9 @@ class Learning:
             forward_ms=forward_ms,
             head_ms=head_ms,
             verify_ms=verify_ms,
-            other_ms=timer.step_ms - forward_ms - head_ms - verify_ms + self._gap_ms(timer),
+            other_ms=timer.step_ms
+            - (forward_ms + head_ms + verify_ms + settle_ms)
+            + self._gap_ms(timer),
         )
         if self.correction.observe(measured):
             logger.warning(

@@ -14,7 +14,7 @@ from dcut_sglang.host.device import step_clock
 from dcut_sglang.selector import Decision
 
 DRAFT_PHASES = ("draft", "head", "confidence")
-PHASES = (*DRAFT_PHASES, "decide", "verify", "commit")
+PHASES = (*DRAFT_PHASES, "decide", "verify", "commit", "settle")
 
 
 class StepTimer:

@@ -1,4 +1,4 @@
-"""Run the target over the packed rows, and hand its features to the drafter."""
+"""Run the target over the packed rows."""
 
 from __future__ import annotations
 
@@ -70,19 +70,3 @@ def verify(
     if logits.shape[0] < rows.num_rows:
         raise RuntimeError(f"the target ran {logits.shape[0]} rows, {rows.num_rows} were packed")
     return TargetOutput(logits[: rows.num_rows], hidden[: rows.num_rows], result)
-
-
-def commit_hidden(worker: Any, window: BlockWindow, rows: PackedRows, hidden: torch.Tensor) -> None:
-    """Write the drafter's KV for every verified row. No host sync.
-
-    Rows behind the accepted ones are written too: their slots lie past the committed length,
-    where nothing reads before the next step writes them again. So no row has to be picked out
-    by a length that only the device knows.
-    """
-    worker._append_target_hidden_to_draft_kv_by_loc(
-        target_hidden=hidden,
-        cache_loc=window.plan.write_ids(
-            worker.draft_model_runner.kv_index_translator, cols=rows.index
-        ),
-        positions=rows.positions,
-    )

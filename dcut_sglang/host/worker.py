@@ -23,6 +23,7 @@ from dcut_sglang.force import Forced
 from dcut_sglang.host.choice import Chooser
 from dcut_sglang.host.device import adapt_draft_model, argmax_rows
 from dcut_sglang.host.draft import DraftBlock, draft_blocks
+from dcut_sglang.host.draft_kv import DraftKV
 from dcut_sglang.host.flag import read_config
 from dcut_sglang.host.head import DraftHead, draft_vocabulary
 from dcut_sglang.host.hooks import verify_hooks
@@ -31,7 +32,7 @@ from dcut_sglang.host.metrics import StepMetrics, StepTimer
 from dcut_sglang.host.probe import load_or_probe
 from dcut_sglang.host.ranks import LedStages, Ranks
 from dcut_sglang.host.tracing import open_trace, write_step
-from dcut_sglang.host.verify import TargetOutput, commit_hidden, verify
+from dcut_sglang.host.verify import TargetOutput, verify
 from dcut_sglang.host.window import BlockWindow, open_window, pack
 from dcut_sglang.plan import Mode, Plan
 from dcut_sglang.selector import Decision, Selector
@@ -53,6 +54,7 @@ class DCutWorker(DFlashWorkerV2):
         self.draft_head = DraftHead(
             self.model_runner.model.lm_head, self.ranks, self._tokens_to_draft()
         )
+        self.draft_kv = DraftKV(self)
         self.selector: Selector | None = None
         self.controller: Controller | None = None
         self.learning: Learning | None = None
@@ -78,6 +80,7 @@ class DCutWorker(DFlashWorkerV2):
         result = super().prewarm_sampling()
         with torch.inference_mode():
             cost, self.probe_s = load_or_probe(self, self.config)
+        self.draft_kv.forget()
         self.selector = Selector(cost, self.config)
         # Each stage of the head is decided on the host: on a CPU that is free.
         on_cpu = torch.device(self.device).type == "cpu"
@@ -104,6 +107,7 @@ class DCutWorker(DFlashWorkerV2):
         if not mode.is_decode() and self.learning is not None:
             self.learning.interrupted()
         if mode.is_extend() or batch.is_extend_in_batch or mode.is_idle():
+            self.draft_kv.settle()
             with self.chooser.prefill(batch):
                 return super().forward_batch_generation(
                     batch, on_publish, grammar_barrier, pp_proxy_tensors
@@ -124,6 +128,9 @@ class DCutWorker(DFlashWorkerV2):
         plan = self.plan(batch)
         timer.mark("decide")
 
+        if len(plan.drafted):
+            self.draft_kv.settle()
+            timer.mark("settle")
         drafts = draft_blocks(self, batch, window, plan, timer)
         timer.mark("draft")
 
@@ -238,7 +245,7 @@ class DCutWorker(DFlashWorkerV2):
         accepted = accept(drafts.tokens, chosen, rows.index, verify_lens)
         if on_publish is not None:
             on_publish(window.prefix_lens + accepted.num_emitted)
-        commit_hidden(self, window, rows, target.hidden)
+        self.draft_kv.commit(batch, window, rows, target.hidden)
         if choice is not None:
             choice.commit(accepted, target.result.logits_output)
         timer.mark("commit")
