@@ -108,9 +108,11 @@ class Controller:
         plan, same, times = self._followed
         if times == _PLAIN_RUN or self._looking.is_due or same != requests:
             return None
-        self._looking.save(plan.costs)
+        costs = self.selector.cost.at(len(requests), context)
+        self._looking.save(costs)
         self._followed = (plan, same, times + 1)
-        return replace(plan, context=context)
+        # What the step costs is said at its own context, with the costs as they are now.
+        return replace(plan, costs=costs, context=context)
 
     def forced(self, forced: Forced, bs: int, context: float, step: int) -> Plan:
         """The plan of a step whose choices are forced."""
