@@ -21,8 +21,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from dcut_sglang.bench import rows
 from dcut_sglang.bench.arms import COMMON_ARGS, PAIRS, make_server
 from dcut_sglang.bench.held_out import GROUPS, held_out_prompts, of_group
@@ -30,7 +28,7 @@ from dcut_sglang.bench.never_slower_table import geomean_over_plain, newest, tab
 from dcut_sglang.bench.predicted import RecordedTexts, predicted_over_plain
 from dcut_sglang.bench.progress import say
 from dcut_sglang.bench.server import REPO_ROOT, Server, stop_on_sigterm
-from dcut_sglang.bench.stats import Ratio, paired_ratio
+from dcut_sglang.bench.stats import Ratio, geomean, paired_ratio
 from dcut_sglang.bench.steady import run_steady_wave, staggered
 from dcut_sglang.bench.waves import Prompt, WaveResult, warm
 from dcut_sglang.cost import CostTable
@@ -92,6 +90,7 @@ class Cell:
 def measure(
     servers: dict[str, Server],
     prompts: list[Prompt],
+    texts: RecordedTexts,
     concurrency: int,
     group: str,
     args: argparse.Namespace,
@@ -102,14 +101,14 @@ def measure(
     servers["dcut"].set_state(dcut_reset_metrics=1)
     waves: dict[str, list[WaveResult]] = {arm: [] for arm in ARMS}
     lengths = staggered(args.tokens, num_requests)
+    used = [chosen[i % len(chosen)] for i in range(args.waves * num_requests)]
     for wave in range(args.waves):
-        batch = [chosen[(wave * num_requests + i) % len(chosen)] for i in range(num_requests)]
+        batch = used[wave * num_requests : (wave + 1) * num_requests]
         running = [arm for arm in ARMS if not _is_out(waves, arm)]
         for arm in running[wave % len(running) :] + running[: wave % len(running)]:
             waves[arm].append(run_steady_wave(servers[arm], batch, concurrency, lengths))
     dcut = servers["dcut"].dcut()
-    used = [chosen[i % len(chosen)] for i in range(args.waves * num_requests)]
-    bank = RecordedTexts().of(used, prompts)
+    bank = texts.of(used, prompts)
     table = CostTable.from_json(dcut["cost_table"])
     predicted = predicted_over_plain(bank, table, concurrency, args.tokens) if bank else None
     cell = Cell(concurrency, group, waves, dcut, predicted)
@@ -156,22 +155,18 @@ def verdict(cells: list[Cell]) -> dict[str, Any]:
     """The final JSON object."""
     upper = [cell.ratio(cell.best_other).high for cell in cells]
     gained = [cell for cell in cells if cell.group != "hard"]
-    geomean = _geomean([cell.ratio("plain").mean for cell in gained])
+    over_plain = geomean([cell.ratio("plain").mean for cell in gained])
     predictions = [cell.predicted_over_plain for cell in gained]
     known = [ratio for ratio in predictions if ratio is not None]
-    predicted = _geomean(known) if known and len(known) == len(gained) else None
-    keeps_up = predicted is None or geomean >= LOWEST_SHARE_OF_PREDICTED * predicted
+    predicted = geomean(known) if known and len(known) == len(gained) else None
+    keeps_up = predicted is None or over_plain >= LOWEST_SHARE_OF_PREDICTED * predicted
     return {
-        "ok": min(upper) >= LOWEST_UPPER_END and geomean >= LOWEST_GEOMEAN and keeps_up,
+        "ok": min(upper) >= LOWEST_UPPER_END and over_plain >= LOWEST_GEOMEAN and keeps_up,
         "min_ratio_upper": round(min(upper), 3),
-        "geomean_over_plain": round(geomean, 3),
+        "geomean_over_plain": round(over_plain, 3),
         "geomean_predicted": _rounded(predicted),
         "cells": [cell.summary() for cell in cells],
     }
-
-
-def _geomean(ratios: list[float]) -> float:
-    return float(np.exp(np.mean(np.log(ratios))))
 
 
 def _rounded(ratio: float | None) -> float | None:
@@ -181,7 +176,7 @@ def _rounded(ratio: float | None) -> float | None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Start the servers, measure every cell, keep the rows."""
     pair, dtype = PAIRS["smollm2"], rows.fast_dtype()
-    prompts = held_out_prompts()
+    prompts, texts = held_out_prompts(), RecordedTexts()
     if args.quick:
         plan = list(QUICK_CELLS)
     else:
@@ -201,7 +196,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             say(f"{arm} is up")
         cells = []
         for concurrency, group in plan:
-            cells.append(measure(servers, prompts, concurrency, group, args))
+            cells.append(measure(servers, prompts, texts, concurrency, group, args))
             rows.append(ROWS, [row_of(cells[-1], dtype, args)])
     return verdict(cells)
 

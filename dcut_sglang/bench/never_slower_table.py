@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dcut_sglang.bench.stats import paired_ratio
+from dcut_sglang.bench.stats import geomean, paired_ratio
 
 Row = dict[str, Any]
 GROUPS = ("mixed", "easy", "hard")
@@ -30,8 +30,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 def geomean_over_plain(rows: Sequence[Row]) -> float:
     """Over the easy and the mixed cells."""
-    gains = [row["over_plain"] for row in rows if row["prompts"] != "hard"]
-    return float(np.exp(np.mean(np.log(gains))))
+    return geomean([row["over_plain"] for row in rows if row["prompts"] != "hard"])
 
 
 def _line(row: Row) -> str:

@@ -25,7 +25,7 @@ from dcut_sglang.bench.peer import (
 from dcut_sglang.bench.plan import Cell, Plan, rotated
 from dcut_sglang.bench.progress import say
 from dcut_sglang.bench.steady import run_steady_wave
-from dcut_sglang.bench.wave_fields import from_wave
+from dcut_sglang.bench.wave_fields import equality, from_wave
 from dcut_sglang.bench.waves import RequestFailed
 
 Row = dict[str, Any]
@@ -162,8 +162,7 @@ class PeerSession:
         for other in self.rows:
             same = all(other[name] == row[name] for name in ("data", "concurrency", "load"))
             if other["arm"] == PLAIN and other["pass"] == 0 and same:
-                pairs = list(zip(row["output_hashes"], other["output_hashes"], strict=True))
-                return {"equal": sum(a == b for a, b in pairs), "of": len(pairs)}
+                return equality(row, other)
         return None
 
     def _common(self) -> Row:

@@ -73,7 +73,7 @@ def predicted_over_plain(
         bank: texts of the benchmark's prompts.
         table: costs of the server that is to be predicted.
         concurrency: requests at once.
-        max_tokens: after which the benchmark ends a request.
+        max_tokens: after which texts are cut, all alike; prefill is not in it either.
     """
     bank = bank.first_tokens(max_tokens)
     ours = replay_controlled(

@@ -20,7 +20,7 @@ from dcut_sglang.bench.plan import Cell, Plan, rotated
 from dcut_sglang.bench.progress import say
 from dcut_sglang.bench.server import Server
 from dcut_sglang.bench.steady import run_steady_wave
-from dcut_sglang.bench.wave_fields import from_wave, hashes, rates
+from dcut_sglang.bench.wave_fields import equality, from_wave, hashes, rates
 from dcut_sglang.bench.waves import Prompt, RequestFailed, run_wave, warm
 
 Row = dict[str, Any]
@@ -278,8 +278,7 @@ class Session:
                 other[name] == row[name] for name in ("data", "concurrency", "request_rate")
             )
             if other["arm"] == "plain" and other["pass"] == 0 and same_load:
-                pairs = list(zip(row["output_hashes"], other["output_hashes"], strict=True))
-                return {"equal": sum(a == b for a, b in pairs), "of": len(pairs)}
+                return equality(row, other)
         return None
 
 

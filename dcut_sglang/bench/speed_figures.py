@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dcut_sglang.bench.arms import FIXED_RATIOS
+from dcut_sglang.bench.stats import geomean
 from dcut_sglang.bench.style import SERIES, arm_style, log_ticks, panels, save
 from dcut_sglang.bench.summary import Point, Row, noise_band, noise_line, points, speedup
 
@@ -106,11 +107,6 @@ def per_user(rows: Sequence[Row], path: Path, caption: str) -> Path:
         ax.set_ylim(bottom=0)
     axes[-1].legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return save(figure, path, caption)
-
-
-def geomean(values: Sequence[float]) -> float:
-    """Geometric mean."""
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def heat_map(rows: Sequence[Row], path: Path, caption: str) -> Path:

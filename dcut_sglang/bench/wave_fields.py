@@ -40,6 +40,12 @@ def from_wave(wave: StreamedWave, concurrency: int) -> Row:
     }
 
 
+def equality(row: Row, other: Row) -> dict[str, int]:
+    """How many of a row's outputs are another row's, of the same requests."""
+    pairs = list(zip(row["output_hashes"], other["output_hashes"], strict=True))
+    return {"equal": sum(a == b for a, b in pairs), "of": len(pairs)}
+
+
 def hashes(wave: WaveResult) -> list[str]:
     """Of each output, 12 digits."""
     return [hashlib.sha256(text.encode()).hexdigest()[:12] for text in wave.texts]

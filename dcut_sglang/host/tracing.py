@@ -60,10 +60,8 @@ def write_step(
     Copies the step's tensors to the host, which syncs: tracing has a price on CUDA.
     """
     phase_ms = dict(timer.phase_ms)
-    if "settle" in phase_ms:
-        phase_ms["commit"] = phase_ms.get("commit", 0.0) + phase_ms.pop("settle")
-    for part in ("head", "confidence"):
-        phase_ms["draft"] = phase_ms.get("draft", 0.0) + phase_ms.pop(part, 0.0)
+    for part, whole in (("head", "draft"), ("confidence", "draft"), ("settle", "commit")):
+        phase_ms[whole] = phase_ms.get(whole, 0.0) + phase_ms.pop(part, 0.0)
     nan = float("nan")
     try:
         trace.write_step(

@@ -84,6 +84,11 @@ class AnchorBank:
         """int64 [N], the text of each anchor."""
         return np.repeat(np.arange(self.num_texts), np.diff(self.start))
 
+    @property
+    def offset(self) -> IntArray:
+        """int64 [N], the place of each anchor in its text."""
+        return np.arange(len(self.accept)) - self.start[self.text]
+
     def full_width_walk(self) -> IntArray:
         """Anchors int64 that a run meets which verifies every draft, each text from its start.
 
@@ -113,10 +118,9 @@ class AnchorBank:
 
     def first_tokens(self, num_tokens: int) -> AnchorBank:
         """The bank of texts that end after ``num_tokens`` >= 1 tokens, if not before."""
-        lengths = np.diff(self.start)
-        offset = np.arange(len(self.accept)) - np.repeat(self.start[:-1], lengths)
+        offset = self.offset
         rows = offset < num_tokens
-        lengths = np.minimum(lengths, num_tokens)
+        lengths = np.minimum(np.diff(self.start), num_tokens)
         remaining = np.repeat(lengths, lengths) - offset[rows]
         start = np.concatenate([[0], np.cumsum(lengths)])
         return replace(
@@ -221,12 +225,10 @@ class AnchorBank:
 
     def save(self, path: Path) -> None:
         """Write an every-anchor file that ``load`` reads; confidences as float16."""
-        lengths = np.diff(self.start)
-        offset = np.arange(len(self.accept)) - np.repeat(self.start[:-1], lengths)
         np.savez_compressed(
             path,
             request_id=self.text.astype(np.int32),
-            offset=offset.astype(np.int32),
+            offset=self.offset.astype(np.int32),
             conf=self.confidence.astype(np.float16),
             accept=self.accept.astype(np.int8),
             valid=np.minimum(self.remaining, self.block_size - 1).astype(np.int8),

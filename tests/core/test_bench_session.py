@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pretending import PretendingHandler, PretendingServer
 
 from dcut_sglang.bench import rows as row_files
 from dcut_sglang.bench.arms import PAIRS, find_arm
@@ -25,18 +24,15 @@ from dcut_sglang.host.metrics import StepMetrics
 DATA = DataSet("mixed", tuple(Prompt("k", ids=(i, 1)) for i in range(8)), "0")
 
 
-class Pretender(ThreadingHTTPServer):
+class Pretender(PretendingServer):
     """Answers like SGLang: each prompt is continued by its first id, a chunk per two tokens."""
 
     def __init__(self, dcut: bool = False, drafted: int = 5) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.dcut = dcut
         self.drafted = drafted
         self.knobs: list[dict[str, float]] = []
-        self.answers_left = 1 << 30
         self.hangs_up = False
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def state(self) -> dict[str, Any]:
         if not self.dcut:
@@ -46,41 +42,31 @@ class Pretender(ThreadingHTTPServer):
         return {"dcut": {**counters, **more, "block_size": 16}}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(PretendingHandler):
     server: Pretender
-
-    def log_message(self, *args: Any) -> None:
-        pass
 
     def do_GET(self) -> None:
         info = {"device": "cpu", "dtype": "float32", "model_path": "/nowhere"}
-        self._send(json.dumps({**info, "internal_states": [self.server.state()]}).encode())
+        self.send(json.dumps({**info, "internal_states": [self.server.state()]}).encode())
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         if self.path == "/set_internal_state":
             self.server.knobs.append(body["server_args"])
-            return self._send(b"[true]")
+            return self.send(b"[true]")
         self.server.answers_left -= 1
         if self.server.answers_left < 0:
             if self.server.hangs_up:
                 return self.connection.close()
-            return self._send(b"out of memory", status=500)
+            return self.send(b"out of memory", status=500)
         count, word = body["sampling_params"]["max_new_tokens"], f"{body['input_ids'][0]} "
         answers = [
             {"text": word * n, "meta_info": {"completion_tokens": n}}
             for n in sorted({*range(2, count + 1, 2), count})
         ]
         if not body.get("stream"):
-            return self._send(json.dumps(answers[-1]).encode())
-        chunks = [f"data: {json.dumps(answer)}\n\n" for answer in answers]
-        return self._send("".join([*chunks, "data: [DONE]\n\n"]).encode())
-
-    def _send(self, body: bytes, status: int = 200) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+            return self.send(json.dumps(answers[-1]).encode())
+        return self.send_events(answers)
 
 
 @pytest.fixture
@@ -88,8 +74,7 @@ def servers() -> Iterator[dict[str, Pretender]]:
     found = {"plain": Pretender(), "dcut": Pretender(dcut=True)}
     yield found
     for server in found.values():
-        server.shutdown()
-        server.server_close()
+        server.stop()
 
 
 def make_session(servers: dict[str, Pretender], folder: Path, **changes: Any) -> Session:

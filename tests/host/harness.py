@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from dcut_sglang.bench.server import REPO_ROOT, Server
+from dcut_sglang.trace import Trace, read_trace
 
 TARGET = REPO_ROOT / "models" / "tiny" / "target"
 DRAFTER = REPO_ROOT / "models" / "tiny" / "drafter"
@@ -71,6 +73,17 @@ def run(server: Server, cases: list[Case], concurrency: int) -> list[dict[str, A
 
     with ThreadPoolExecutor(concurrency) as pool:
         return list(pool.map(one, cases))
+
+
+def recorded(
+    server: Server, path: Path, knobs: dict[str, float], cases: list[Case], concurrency: int
+) -> Trace:
+    """The steps, of the trace that a server writes, of one load under forced knobs."""
+    before = len(read_trace(path).steps)
+    server.set_state(**knobs, dcut_reset_metrics=1)
+    run(server, cases, concurrency)
+    trace = read_trace(path)
+    return replace(trace, steps=trace.steps[before:])
 
 
 def ids_of(answers: list[dict[str, Any]]) -> list[list[int]]:

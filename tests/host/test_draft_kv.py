@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from harness import Case, prompts, run
+from harness import Case, prompts, recorded
 
 from dcut_sglang.bench.server import Server
-from dcut_sglang.trace import Trace, read_trace
-
-
-def recorded(server: Server, logs: Path, knobs: dict[str, float], concurrency: int) -> Trace:
-    before = len(read_trace(logs / "steps.trace").steps)
-    server.set_state(**knobs)
-    # Requests of different lengths, so that batches shrink and are joined in between.
-    cases = [Case(prompt, 24 + 8 * (i % 4)) for i, prompt in enumerate(prompts()[:16])]
-    run(server, cases, concurrency)
-    trace = read_trace(logs / "steps.trace")
-    return replace(trace, steps=trace.steps[before:])
 
 
 def test_drafts_after_plain_steps_are_those_without_them(dcut_paged: Server, logs: Path) -> None:
     """Confidences depend on all of the drafter's KV. One run drafts at every token, alone; in the
     other most steps are plain or draft for some of the requests."""
-    whole = recorded(dcut_paged, logs, {"dcut_verify_len_0": 1}, 1)
-    mixed = recorded(dcut_paged, logs, {"dcut_force_random": 7}, 4)
+    # Requests of different lengths, so that batches shrink and are joined in between.
+    cases = [Case(prompt, 24 + 8 * (i % 4)) for i, prompt in enumerate(prompts()[:16])]
+    path = logs / "steps.trace"
+    whole = recorded(dcut_paged, path, {"dcut_verify_len_0": 1}, cases, 1)
+    mixed = recorded(dcut_paged, path, {"dcut_force_random": 7}, cases, 4)
     order = list(dict.fromkeys(int(r) for step in whole.steps for r in step.requests))
     assert len(order) == 16
     # Texts are greedy, so a request is known by its prompt's length and its first confidences.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from harness import Case, prompts, run
+from harness import Case, prompts, recorded
 
 from dcut_sglang.bench.server import Server
 from dcut_sglang.cost import CostTable
@@ -15,21 +15,18 @@ from dcut_sglang.replay.policies import FixedRatio
 from dcut_sglang.replay.reproduce import reproduce
 from dcut_sglang.replay.run import replay
 from dcut_sglang.replay.step_cost import StepCost
-from dcut_sglang.trace import Trace, read_trace
+from dcut_sglang.trace import Trace
 
 
-def recorded(server: Server, logs: Path, knobs: dict[str, float]) -> Trace:
+def recorded_load(server: Server, logs: Path, knobs: dict[str, float]) -> Trace:
     """The steps of one load under forced knobs (none: the selector's own choices)."""
-    before = len(read_trace(logs / "steps.trace").steps)
-    server.set_state(**knobs, dcut_reset_metrics=1)
-    run(server, [Case(prompt, 48) for prompt in prompts()[:24]], 8)
-    trace = read_trace(logs / "steps.trace")
-    return replace(trace, steps=trace.steps[before:])
+    cases = [Case(prompt, 48) for prompt in prompts()[:24]]
+    return recorded(server, logs / "steps.trace", knobs, cases, 8)
 
 
 def test_replay_reproduces_a_recorded_run(dcut_paged: Server, logs: Path) -> None:
     for knobs in ({"dcut_force_ratio": -1}, {"dcut_force_random": 3}, {"dcut_force_plain": 1}):
-        trace = recorded(dcut_paged, logs, knobs)
+        trace = recorded_load(dcut_paged, logs, knobs)
         counters = dcut_paged.dcut()
         found = reproduce(trace, CostTable.from_json(counters["cost_table"]))
         assert found.steps == counters["steps"] and found.plain_steps == counters["plain_steps"]
@@ -42,7 +39,7 @@ def test_replay_reproduces_a_recorded_run(dcut_paged: Server, logs: Path) -> Non
 
 
 def test_the_selector_s_prediction_is_in_the_trace(dcut_paged: Server, logs: Path) -> None:
-    trace = recorded(dcut_paged, logs, {"dcut_force_ratio": -1})
+    trace = recorded_load(dcut_paged, logs, {"dcut_force_ratio": -1})
     cost = CostTable.from_json(dcut_paged.dcut()["cost_table"])
     for step in trace.steps:
         expected = reproduce(replace(trace, steps=(step,)), cost).predicted_ms
@@ -55,7 +52,7 @@ def test_the_selector_s_prediction_is_in_the_trace(dcut_paged: Server, logs: Pat
 
 
 def test_a_full_width_trace_replays_any_policy(dcut_paged: Server, logs: Path) -> None:
-    trace = recorded(dcut_paged, logs, {"dcut_force_ratio": 1.0})
+    trace = recorded_load(dcut_paged, logs, {"dcut_force_ratio": 1.0})
     bank = AnchorBank.from_trace(trace)
     assert bank.num_texts == 24
     cost = StepCost(CostTable.from_json(dcut_paged.dcut()["cost_table"]), 8)
