@@ -60,6 +60,11 @@ def accept(
     No host sync.
     """
     bs, block_size = block_tokens.shape
+    if len(index) == bs:  # a plain step: the anchors' rows alone
+        bonus = target_tokens.to(torch.int64)
+        out_tokens = torch.zeros_like(block_tokens)
+        out_tokens[:, 0] = bonus
+        return Accepted(torch.zeros_like(bonus), out_tokens, bonus)
     dense = torch.zeros(bs * block_size, dtype=torch.int64, device=block_tokens.device)
     dense[index] = target_tokens.to(torch.int64)
     dense = dense.view(bs, block_size)

@@ -10,6 +10,7 @@ overhead, apart for steps that draft.
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dcut_sglang.cost import CostTable
+from dcut_sglang.cost import BatchCosts, CostTable
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -47,6 +48,7 @@ class MeasuredStep:
         head_rows: rows of each stage of the head.
         forward_ms, head_ms, verify_ms: what these took; the last includes the commit.
         other_ms: the rest of the step.
+        costs: those that the step was planned with, if they are at hand.
     """
 
     bs: int
@@ -59,6 +61,7 @@ class MeasuredStep:
     head_ms: float
     verify_ms: float
     other_ms: float
+    costs: BatchCosts | None = None
 
 
 class CostCorrection:
@@ -93,7 +96,9 @@ class CostCorrection:
     def observe(self, step: MeasuredStep) -> bool:
         """Learn from one step; returns whether the alarm has just gone off."""
         table = self.table
-        costs = table.at(step.bs, step.context)
+        costs = step.costs
+        if costs is None or costs.table is not table:
+            costs = table.at(step.bs, step.context)
         predicted_verify = float(costs.verify(step.rows))
         predicted = predicted_verify + self._overhead_ms[step.num_drafted > 0]
         measured = step.verify_ms + step.other_ms
@@ -165,8 +170,14 @@ def refined(probed: CostTable, max_bs: int) -> CostTable:
 
 def _weights(axis: tuple[int, ...] | tuple[float, ...], value: float) -> FloatArray:
     """Interpolation weights of ``value`` on the grid ``axis``; the nearest cell outside of it."""
-    grid = np.asarray(axis, dtype=np.float64)
-    return np.array([np.interp(value, grid, unit) for unit in np.eye(len(grid))])
+    weights = np.zeros(len(axis))
+    high = bisect.bisect_left(axis, value)
+    if high in (0, len(axis)):
+        weights[min(high, len(axis) - 1)] = 1.0
+        return weights
+    part = (value - axis[high - 1]) / (axis[high] - axis[high - 1])
+    weights[high - 1], weights[high] = 1.0 - part, part
+    return weights
 
 
 class _Factors:

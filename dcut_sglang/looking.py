@@ -1,8 +1,9 @@
 """Drafting for one or two requests more only to find out, on a small share of the time.
 
 What is known of a request ages once it is no longer drafted for, and nothing is known of a new
-one. A step sets a little time aside; when enough has come together for drafting for a request,
-it is spent: on strangers first, then on those not drafted for the longest.
+one. A step sets a little time aside; when enough has come together for two requests, it is spent:
+on strangers first, then on those not drafted for the longest. Two at once, since most of what
+looking costs is there for the first already.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from dcut_sglang.cost import BatchCosts
-from dcut_sglang.value import FloatArray, IntArray, Prices, ValueModel
+from dcut_sglang.value import IntArray, Prices, ValueModel
 
-# Requests looked at in one step, at most.
+# Requests looked at in one step, where there are as many.
 _REQUESTS = 2
 # Two drafts tell an easy request from a hard one.
 _ROWS = 2
@@ -56,27 +57,30 @@ class Looking:
             return others
         count = min(_REQUESTS, len(others))
         if self._values.has_seen_any:
-            count = self._spend(_look_ms(len(drafted), costs, prices, own_ms)[:count], costs)
-        if not count:
-            return np.arange(0)
+            look_ms = _look_ms(count, len(drafted), costs, prices, own_ms)
+            if not self._can_spend(look_ms, costs):
+                return np.arange(0)
         waiting = np.argsort(self._values.drafted_at(rows[others]), kind="stable")
         return others[waiting[:count]]
 
-    def _spend(self, look_ms: FloatArray, costs: BatchCosts) -> int:
-        """How many of the prices ``look_ms`` [n] of 1..n requests to pay now."""
+    def _can_spend(self, look_ms: float, costs: BatchCosts) -> bool:
+        """Pay for a look, if enough has been set aside."""
         self.save(costs)
         # More than a few looks' worth lapses.
-        self._saved_ms = min(self._saved_ms, 4 * float(look_ms[-1]))
-        self._price_ms = float(look_ms[0])
-        count = int((look_ms <= self._saved_ms).sum())
-        if count:
-            self._saved_ms -= float(look_ms[count - 1])
-        return count
+        self._saved_ms = min(self._saved_ms, 4 * look_ms)
+        self._price_ms = look_ms
+        if not self.is_due:
+            return False
+        self._saved_ms -= look_ms
+        return True
 
 
-def _look_ms(num_drafted: int, costs: BatchCosts, prices: Prices, own_ms: float) -> FloatArray:
-    """What looking at 1, 2, .. requests costs: float64 [n]."""
-    forward_ms = costs.draft_forward(num_drafted + np.arange(_REQUESTS + 1))
+def _look_ms(
+    count: int, num_drafted: int, costs: BatchCosts, prices: Prices, own_ms: float
+) -> float:
+    """What looking at ``count`` requests costs."""
+    after_ms = float(costs.draft_forward(num_drafted + count))
     if num_drafted:
-        return forward_ms[1:] - forward_ms[0] + _ROWS * prices.head_row_ms
-    return forward_ms[1:] + float(costs.head(_ROWS)) + own_ms
+        before_ms = float(costs.draft_forward(num_drafted))
+        return after_ms - before_ms + count * _ROWS * prices.head_row_ms
+    return after_ms + float(costs.head(count * _ROWS)) + own_ms

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -34,8 +36,9 @@ def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
     return logits.max(dim=-1).indices if logits.device.type == "cpu" else logits.argmax(dim=-1)
 
 
-def step_clock(device: str | torch.device) -> float:
-    """Seconds on the clock that steps are priced on. Host sync on CUDA.
+@functools.cache
+def step_clock(device: str | torch.device) -> Callable[[], float]:
+    """The clock that steps are priced on, in seconds; reading it is a host sync on CUDA.
 
     On a CPU it is the CPU time of the calling thread, which takes part in every parallel
     region: what other processes take from this one says nothing about a step. With several
@@ -43,6 +46,11 @@ def step_clock(device: str | torch.device) -> float:
     """
     if torch.device(device).type == "cpu":
         several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-        return time.perf_counter() if several else time.thread_time()
-    torch.get_device_module(device).synchronize()
-    return time.perf_counter()
+        return time.perf_counter if several else time.thread_time
+    module = torch.get_device_module(device)
+
+    def synchronized() -> float:
+        module.synchronize()
+        return time.perf_counter()
+
+    return synchronized

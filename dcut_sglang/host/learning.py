@@ -87,6 +87,7 @@ class Learning:
             other_ms=timer.step_ms
             - (forward_ms + head_ms + verify_ms + settle_ms)
             + self._gap_ms(timer),
+            costs=plan.costs,
         )
         if self.correction.observe(measured):
             logger.warning(

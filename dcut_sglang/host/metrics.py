@@ -26,7 +26,7 @@ class StepTimer:
     """
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
-        self._device = device
+        self._clock = step_clock(device)
         self._priced = torch.device(device).type == "cpu"
         self._start = self._last = self._now()
         self._apart = (0.0, 0.0)
@@ -70,7 +70,7 @@ class StepTimer:
         return sum(self.priced_ms.get(phase, 0.0) for phase in phases)
 
     def _now(self) -> tuple[float, float]:
-        return time.perf_counter(), step_clock(self._device) if self._priced else 0.0
+        return time.perf_counter(), self._clock() if self._priced else 0.0
 
     def _add(
         self,

