@@ -1,4 +1,4 @@
-"""A recorded run of a real server, replayed: its counts exactly, every step's time accounted for."""
+"""A recorded run of a real server, replayed: its counts exactly, all of its time accounted for."""
 
 from __future__ import annotations
 
