@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,14 +62,15 @@ def from_target(config: DrafterConfig, target: PreTrainedModel) -> Drafter:
 def from_checkpoint(config: DrafterConfig, folder: Path) -> Drafter:
     """Returns a trained drafter, with layers added where `config` asks for more.
 
-    An added layer is a copy of the one below it, except that it adds nothing yet.
+    An added layer is a copy of the one below it, except that it adds nothing yet. The tokens that
+    the drafter has learnt already stay in its vocabulary.
 
     Raises ValueError if the checkpoint is for another target or of another shape.
     """
     old = load(folder)
     if old.config.target_fingerprint is not None and config.target_fingerprint is not None:
         check_fingerprint(config.target_fingerprint, old.config.target_fingerprint, str(folder))
-    # The vocabulary is that of the texts, and set when training ends.
+    # The tokens that this run's texts add are known when it ends.
     may_differ = (
         *("num_layers", "block_sizes", "max_position_embeddings"),
         *("target_fingerprint", "draft_vocabulary"),
@@ -81,7 +83,7 @@ def from_checkpoint(config: DrafterConfig, folder: Path) -> Drafter:
     num_old = old.config.num_layers
     if num_old > config.num_layers:
         raise ValueError(f"{folder} has {num_old} layers, this run wants {config.num_layers}")
-    drafter = Drafter(config)
+    drafter = Drafter(replace(config, draft_vocabulary=old.config.draft_vocabulary))
     weights = old.state_dict()
     for name, own in drafter.state_dict().items():
         if name in weights:

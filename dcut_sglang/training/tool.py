@@ -192,11 +192,11 @@ class Run:
         )
         spent = {"cpu_s": round(cpu_s), "num_done": fitter.num_done}
         write_text(path, json.dumps(facts | spent) + "\n")
-        vocabulary = used_tokens(responses)
+        learnt_before = drafter.config.draft_vocabulary
+        vocabulary = tuple(sorted({*used_tokens(responses).tolist(), *learnt_before}))
         # A list of most tokens would save nothing.
-        if 2 * len(vocabulary) < drafter.config.vocab_size:
-            ids = tuple(vocabulary.tolist())
-            drafter.config = replace(drafter.config, draft_vocabulary=ids)
+        is_short = 2 * len(vocabulary) < drafter.config.vocab_size
+        drafter.config = replace(drafter.config, draft_vocabulary=vocabulary if is_short else ())
         save(drafter, self.drafter_folder, torch.bfloat16)
         self.log(f"training: {fitter.num_done} of {config.num_steps} steps done")
 

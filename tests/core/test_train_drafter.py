@@ -399,7 +399,7 @@ def test_a_drafter_grows_from_a_checkpoint_of_its_own_target(target: Any, tmp_pa
     save(drafter, tmp_path)
     assert load(tmp_path).config.target_fingerprint == mark
     grown = from_checkpoint(drafter_config(target, 2, (4, 8, 16), LAYER_IDS, 3, mark), tmp_path)
-    assert grown.config.num_layers == 2
+    assert grown.config.num_layers == 2 and grown.config.draft_vocabulary == (3, 5)
     state = grown.state_dict()
     for name in ("q_proj", "o_proj"):
         above, below = (state[f"layers.{i}.self_attn.{name}.weight"] for i in (1, 0))
