@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from dcut_sglang.bench import rows
-from dcut_sglang.bench.arms import ARMS, PAIRS, Arm, ModelPair, UnknownArmError, find_arm
+from dcut_sglang.bench.arms import (
+    ABLATIONS,
+    ARMS,
+    PAIRS,
+    Arm,
+    ModelPair,
+    UnknownArmError,
+    find_arm,
+)
 from dcut_sglang.bench.data import DataError, DataSet, load_data
 from dcut_sglang.bench.endpoint import ServerError
 from dcut_sglang.bench.fleet import OutOfMemoryError
@@ -28,7 +36,8 @@ from dcut_sglang.bench.session import Session
 from dcut_sglang.bench.summary import noise_band, noise_line, points, speedup, table
 from dcut_sglang.bench.waves import RequestFailed
 
-QUICK_ARMS = tuple(name for name in ARMS if not name.endswith("-8"))
+DEFAULT_ARMS = tuple(name for name in ARMS if name not in ABLATIONS)
+QUICK_ARMS = tuple(name for name in DEFAULT_ARMS if not name.endswith("-8"))
 QUICK = {
     "arms": QUICK_ARMS,
     "data": ["mixed"],
@@ -51,8 +60,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--arms",
         nargs="+",
         metavar="ARM",
-        default=list(ARMS),
-        help=f"ARM or ARM@LABEL, of {', '.join(ARMS)} and --url names; default: all",
+        default=list(DEFAULT_ARMS),
+        help=f"ARM or ARM@LABEL, of {', '.join(ARMS)} and --url names; "
+        "default: all but DCUT without one of its additions",
+    )
+    parser.add_argument(
+        "--ablations",
+        action="store_true",
+        help="DCUT without one of its additions at a time, beside plain, DFLASH and DCUT",
     )
     parser.add_argument(
         "--url",
@@ -85,6 +100,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="default: bench_results/bench-MODEL.jsonl")
     if "--quick" in (sys.argv[1:] if argv is None else argv):
         parser.set_defaults(**QUICK)
+    if "--ablations" in (sys.argv[1:] if argv is None else argv):
+        parser.set_defaults(arms=("plain", "dflash", "dcut", *ABLATIONS))
     args = parser.parse_args(argv)
     if args.passes < 1 or min([*args.concurrency, args.tokens, args.requests_per_slot]) < 1:
         parser.error("passes, concurrency, tokens and requests must be at least 1")
@@ -129,6 +146,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     names = [*args.arms, *(name for name in urls if name not in ARMS and name not in args.arms)]
     arms: list[Arm] = [find_arm(name, list(urls)) for name in dict.fromkeys(names)]
     prefix = "bench-quick" if args.quick else "bench"
+    prefix += "-ablations" if args.ablations else ""
     out = args.out or REPO_ROOT / "bench_results" / f"{prefix}-{pair.name}.jsonl"
     dtype = rows.fast_dtype() if pair.name == "smollm2" else "float32"
     plan = Plan(

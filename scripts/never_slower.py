@@ -8,7 +8,7 @@ of the scheduler process, decoding only, paired by wave, over the time in which 
 the slots are busy. Beside each cell stands what replay expects of it, from the drafter's recorded
 answers to the same prompts and the server's own costs. ``QUICK=1`` runs four cells. The last line
 of output is JSON; the exit status is 1 where DCUT is slower beyond noise, gains less than it
-should, or less than replay expects.
+should, or less than replay expects, or does not soon find out that hard prompts do not pay.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ CONCURRENCIES = (1, 2, 4, 8, 16, 32)
 LOWEST_UPPER_END = 0.97
 LOWEST_GEOMEAN = 1.2
 LOWEST_SHARE_OF_PREDICTED = 0.95
+# Hard prompts, from this concurrency on: steps until the first plain one, time spent looking.
+FROM_CONCURRENCY = 16
+MOST_STEPS_TO_PLAIN = 32
+HIGHEST_LOOK_SHARE = 0.01
 # Of plain decoding and DFLASH, one that is so much slower than the other runs one wave only.
 OUT_BELOW = 0.6
 
@@ -83,8 +87,18 @@ class Cell:
             "accept_length": self.dcut["accept_length"],
             "rows_per_step": round(self.dcut["rows_verified"] / self.dcut["steps"], 2),
             "plain_share": self.dcut["plain_share"],
+            "first_plain_step": self.dcut["first_plain_step"],
             "look_share": self.dcut["look_share"],
         }
+
+    @property
+    def settles(self) -> bool:
+        """Where texts are hard and batches large, whether plain steps were found soon, and
+        looking again took little of the time."""
+        if self.group != "hard" or self.concurrency < FROM_CONCURRENCY:
+            return True
+        first, share = self.dcut["first_plain_step"], self.dcut["look_share"]
+        return first is not None and first <= MOST_STEPS_TO_PLAIN and share <= HIGHEST_LOOK_SHARE
 
 
 def measure(
@@ -161,7 +175,10 @@ def verdict(cells: list[Cell]) -> dict[str, Any]:
     predicted = geomean(known) if known and len(known) == len(gained) else None
     keeps_up = predicted is None or over_plain >= LOWEST_SHARE_OF_PREDICTED * predicted
     return {
-        "ok": min(upper) >= LOWEST_UPPER_END and over_plain >= LOWEST_GEOMEAN and keeps_up,
+        "ok": min(upper) >= LOWEST_UPPER_END
+        and over_plain >= LOWEST_GEOMEAN
+        and keeps_up
+        and all(cell.settles for cell in cells),
         "min_ratio_upper": round(min(upper), 3),
         "geomean_over_plain": round(over_plain, 3),
         "geomean_predicted": _rounded(predicted),

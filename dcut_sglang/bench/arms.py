@@ -58,6 +58,16 @@ AS_PUBLISHED: dict[str, Any] = {
     "calibration": False,
     "cost_correction": False,
 }
+# DCUT without one of its additions: what each is worth.
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "dcut-whole-blocks": {"head_stages": []},
+    "dcut-all-or-none": {"draft_subsets": False},
+    "dcut-long-blocks": {"short_blocks": False},
+    "dcut-always-drafts": {"plain_steps": False},
+    "dcut-four-ratios": {"keep_ratios": [0.25, 0.5, 0.75, 1.0]},
+    "dcut-uncalibrated": {"calibration": False},
+    "dcut-whole-vocabulary": {"short_vocabulary": False},
+}
 SHORT_BLOCK = 8
 # A chain: EAGLE's trees need --speculative-eagle-topk above 1.
 _CHAIN = (
@@ -95,6 +105,7 @@ LAUNCHES = {
     "eagle3": Launch("EAGLE3", "eagle3_head", _CHAIN),
     "mtp": Launch("NEXTN", args=_CHAIN),
     "dspark": Launch("DSPARK", "dspark_drafter"),
+    **{name: Launch("DCUT", "drafter", settings=less) for name, less in ABLATIONS.items()},
 }
 
 

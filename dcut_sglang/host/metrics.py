@@ -100,6 +100,7 @@ class StepMetrics:
         """Start over from zero."""
         self.steps = 0
         self.plain_steps = 0
+        self.first_plain_step: int | None = None
         self.look_steps = 0
         self.look_ms = 0.0
         self.steps_ms = 0.0
@@ -141,7 +142,9 @@ class StepMetrics:
         """
         kept = num_rows - bs
         self.steps += 1
-        self.plain_steps += num_drafted == 0
+        if num_drafted == 0:
+            self.plain_steps += 1
+            self.first_plain_step = self.first_plain_step or self.steps
         if mode == "look":
             self.look_steps += 1
             self.look_ms += sum(timer.phase_ms.get(phase, 0.0) for phase in DRAFT_PHASES)
@@ -168,6 +171,7 @@ class StepMetrics:
         return {
             "steps": self.steps,
             "plain_steps": self.plain_steps,
+            "first_plain_step": self.first_plain_step,
             "look_steps": self.look_steps,
             # Drafting only to find out, of all the time in decode steps.
             "look_share": round(self.look_ms / self.steps_ms, 6) if self.steps_ms else None,

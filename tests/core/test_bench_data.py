@@ -104,6 +104,11 @@ def test_arms_name_their_servers_and_flags(tmp_path: Path) -> None:
     args = launch_args("dcut-paper", pair, "float32", tmp_path)
     settings = DCutConfig.parse(args[args.index("--dcut-config") + 1])
     assert settings.objective == "paper" and not settings.plain_steps
+    for name, less in arms.ABLATIONS.items():
+        args = launch_args(name, pair, "float32", tmp_path)
+        settings = DCutConfig.parse(args[args.index("--dcut-config") + 1])
+        (changed,) = set(less)
+        assert getattr(settings, changed) != getattr(DCutConfig(), changed)
     assert "--speculative-num-draft-tokens" in launch_args("dflash-8", pair, "float32", tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Builtin DFLASH on a CPU: three device assumptions undone, nothing else."""
+"""Builtin DFLASH on a CPU: three device assumptions undone, and one weight packed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
+from dcut_sglang.host.cpu.linear import packed_linear
+
 
 def adapt_draft_model(model: Any) -> None:
     """Make a loaded ``DFlashDraftModel`` runnable on a CPU, in place.
@@ -14,10 +16,16 @@ def adapt_draft_model(model: Any) -> None:
     Two things assume CUDA in SGLang 0.5.23: a bf16 draft takes a Triton kernel for
     q/k-norm + rope (models/dflash.py, ``use_table_qk_norm_rope``), and
     model_runner.py casts the draft's ``input_embeds`` to bf16 whatever the draft's dtype is.
+    The projection of the target's features, a plain ``torch.nn.Linear``, gets packed weights as
+    SGLang's own layers do (linear.py): it runs over few rows in every step.
     """
     dtype = next(model.parameters()).dtype
     for layer in model.layers:
         layer.self_attn.use_table_qk_norm_rope = False
+
+    fc: Any = model.fc
+    if isinstance(model.fc, torch.nn.Linear):
+        fc.forward = lambda x: packed_linear(x, fc.weight, fc.bias)
 
     forward = model.forward
 
