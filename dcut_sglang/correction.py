@@ -4,6 +4,11 @@ A table measured at start-up is wrong where it interpolates, and becomes wrong w
 changes under it. Every step that is timed on the table's own clock moves the cells around it by
 a part of the difference, each within bounds; the first visits of a cell count most. The cells are
 those of a finer grid (``refined``), so that a table probed in haste comes right where steps run.
+
+A machine that gets slower, because others use it too, slows all steps alike. Were that left to the
+cells, those of the steps that run would soon be right and all others too cheap, and the next
+decision would fall for one of these. So a factor common to all cells follows every step, and the
+cells learn what it leaves.
 What a step spends outside of the measured parts (planning, selection, bookkeeping) is kept as an
 overhead, apart for steps that draft.
 """
@@ -27,9 +32,12 @@ FloatArray = npt.NDArray[np.float64]
 _RATE = 0.05
 # Most steps keep a draft or two per request, so the grid is finest there.
 _KEEP_RATIOS = (0.0, 0.07, 0.14, 0.25, 0.5, 1.0)
+# Share of a step's difference by which it moves the factor common to all cells.
+_COMMON_RATE = 0.1
 # One step never counts for more than this factor, and no cell moves by more than that one.
 _MAX_STEP_FACTOR = 1.5
 _MAX_FACTOR = 3.0
+_MAX_COMMON_FACTOR = 10.0
 # Steps after which the corrected table is used.
 _REFRESH_STEPS = 8
 # The alarm: a difference of more than 20 % on average over this many steps.
@@ -79,6 +87,7 @@ class CostCorrection:
         self._verify = _Factors((len(probed.batch_sizes), len(probed.keep_ratios)))
         self._forward = _Factors((len(probed.batch_sizes),))
         self._head = _Factors((len(probed.head_rows),))
+        self._log_common = 0.0
         self._overhead_ms = {True: 0.0, False: 0.0}
         self._num_overheads = {True: 0, False: 0}
         self._log_error = 0.0
@@ -99,38 +108,51 @@ class CostCorrection:
         costs = step.costs
         if costs is None or costs.table is not table:
             costs = table.at(step.bs, step.context)
-        predicted_verify = float(costs.verify(step.rows))
-        predicted = predicted_verify + self._overhead_ms[step.num_drafted > 0]
-        measured = step.verify_ms + step.other_ms
-        ratio = (step.rows - step.bs) / (step.bs * (table.block_size - 1))
-        at_size = _weights(table.batch_sizes, step.bs)
-        weights = at_size[:, None] * _weights(table.keep_ratios, ratio)
-        self._verify.move(weights, step.verify_ms, predicted_verify)
+        verify_ms = float(costs.verify(step.rows))
+        forward_ms = head_ms = 0.0
         if step.num_drafted:
             forward_ms = float(costs.draft_forward(step.num_drafted, step.draft_block_size))
             head_ms = float(costs.head(np.array(step.head_rows)).sum())
-            self._forward.move(
-                _weights(table.batch_sizes, step.num_drafted),
-                step.forward_ms,
-                forward_ms,
-            )
+        predicted = verify_ms + forward_ms + head_ms
+        measured = step.verify_ms + step.forward_ms + step.head_ms
+        # What the common factor takes up is not the cells' to learn.
+        left = 1.0 / self._note_common(measured / predicted)
+        ratio = (step.rows - step.bs) / (step.bs * (table.block_size - 1))
+        at_size = _weights(table.batch_sizes, step.bs)
+        weights = at_size[:, None] * _weights(table.keep_ratios, ratio)
+        self._verify.move(weights, left * step.verify_ms, verify_ms)
+        if step.num_drafted:
+            at_count = _weights(table.batch_sizes, step.num_drafted)
+            self._forward.move(at_count, left * step.forward_ms, forward_ms)
             of_stages = np.array([_weights(table.head_rows, rows) for rows in step.head_rows])
-            self._head.move(of_stages.mean(axis=0), step.head_ms, head_ms)
-            predicted += forward_ms + head_ms
-            measured += step.forward_ms + step.head_ms
+            self._head.move(of_stages.mean(axis=0), left * step.head_ms, head_ms)
+        measured += step.other_ms
+        predicted += self._overhead_ms[step.num_drafted > 0]
         self._note_overhead(step.num_drafted > 0, step.other_ms)
         self.num_steps += 1
         if self.num_steps % _REFRESH_STEPS == 0:
-            self.table = replace(
-                self.probed,
-                verify_ms=self.probed.verify_ms * self._verify.factors[:, :, None],
-                draft_ms=self.probed.draft_ms * self._forward.factors[:, None],
-                short_draft_ms=self.probed.short_draft_ms * self._forward.factors[:, None]
-                if self.probed.short_blocks
-                else self.probed.short_draft_ms,
-                head_ms=self.probed.head_ms * self._head.factors,
-            )
+            self.table = self._corrected()
         return self._note_error(measured / predicted)
+
+    def _corrected(self) -> CostTable:
+        common, probed = math.exp(self._log_common), self.probed
+        forward = common * self._forward.factors[:, None]
+        return replace(
+            probed,
+            verify_ms=probed.verify_ms * common * self._verify.factors[:, :, None],
+            draft_ms=probed.draft_ms * forward,
+            short_draft_ms=probed.short_draft_ms * (forward if probed.short_blocks else 1.0),
+            head_ms=probed.head_ms * common * self._head.factors,
+        )
+
+    def _note_common(self, ratio: float) -> float:
+        """Follow a step that took ``ratio`` times what was predicted; returns by which factor."""
+        if ratio <= 0:
+            return 1.0
+        before, most = self._log_common, math.log(_MAX_COMMON_FACTOR)
+        moved = before + _COMMON_RATE * _step_error(ratio)
+        self._log_common = min(max(moved, -most), most)
+        return math.exp(self._log_common - before)
 
     def _note_overhead(self, drafting: bool, other_ms: float) -> None:
         before, count = self._overhead_ms[drafting], self._num_overheads[drafting]
@@ -154,6 +176,7 @@ class CostCorrection:
             "steps": self.num_steps,
             "alarm": self.alarm,
             "error_ratio": round(self.error_ratio, 4),
+            "common_factor": round(math.exp(self._log_common), 3),
             "overhead_ms": round(self._overhead_ms[False], 4),
             "overhead_drafting_ms": round(self._overhead_ms[True], 4),
             "verify_factor": np.round(self._verify.factors, 3).tolist(),
@@ -166,6 +189,11 @@ def refined(probed: CostTable, max_bs: int) -> CostTable:
     """A probed table on a grid that is fine enough to be corrected, up to ``max_bs`` requests."""
     sizes = {min(1 << i, max_bs) for i in range(max_bs.bit_length() + 1)}
     return probed.resampled(tuple(sorted(sizes)), _KEEP_RATIOS)
+
+
+def _step_error(ratio: float) -> float:
+    """Logarithm of what one step says, within bounds."""
+    return math.log(min(max(ratio, 1 / _MAX_STEP_FACTOR), _MAX_STEP_FACTOR))
 
 
 def _weights(axis: tuple[int, ...] | tuple[float, ...], value: float) -> FloatArray:
@@ -195,8 +223,7 @@ class _Factors:
         """Move towards explaining what was measured, each cell by its weight."""
         if measured <= 0 or predicted <= 0:
             return
-        most = math.log(_MAX_STEP_FACTOR)
-        error = float(np.clip(math.log(measured / predicted), -most, most))
+        error = _step_error(measured / predicted)
         self._visits += weights
         self._log += np.maximum(_RATE, 1 / (1 + self._visits)) * error * weights
         np.clip(self._log, -math.log(_MAX_FACTOR), math.log(_MAX_FACTOR), out=self._log)

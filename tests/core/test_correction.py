@@ -99,9 +99,11 @@ def test_a_wrong_cell_is_right_after_200_visits(wrong: float) -> None:
         (found.head_ms, true.head_ms),
     ]:
         np.testing.assert_allclose(cells, want, rtol=0.05)
-    # What was never visited is as it was.
-    np.testing.assert_array_equal(found.verify_ms[0, 0], table.verify_ms[0, 0])
-    np.testing.assert_array_equal(found.draft_ms[2], table.draft_ms[2])
+    # What was never visited has followed the machine as a whole, and nothing else.
+    common = correction.to_json()["common_factor"]
+    assert 1 / 1.1 < common < 1.1
+    np.testing.assert_allclose(found.verify_ms[0, 0], common * table.verify_ms[0, 0], rtol=2e-3)
+    np.testing.assert_allclose(found.draft_ms[2], common * table.draft_ms[2], rtol=2e-3)
     assert correction.num_steps == 800
 
 
@@ -121,6 +123,24 @@ def test_between_and_beyond_cells_the_prediction_comes_right(
         1.4 * true.draft_forward(n, context), rel=0.05
     )
     assert found.head([10, 30]).sum() == pytest.approx(1.4 * true.head([10, 30]).sum(), rel=0.05)
+
+
+def test_a_slower_machine_makes_no_step_look_cheap() -> None:
+    """Of plain steps alone: what drafting costs beside them is known as well as before."""
+    true, correction = probed(), CostCorrection(probed())
+    for _ in range(100):
+        correction.observe(step(true, ratio=0.0))
+    for _ in range(30):
+        correction.observe(step(true, ratio=0.0, slower=1.4))
+    table = correction.table
+    plain = table.verify(4, 4, 64) / true.verify(4, 4, 64)
+    assert plain == pytest.approx(1.4, rel=0.05)
+    for found, was in [
+        (table.verify(4, 20, 64), true.verify(4, 20, 64)),
+        (table.draft_forward(4, 64), true.draft_forward(4, 64)),
+        (table.head(16), true.head(16)),
+    ]:
+        assert 0.8 * plain < found / was <= plain
 
 
 def test_noise_averages_out() -> None:
@@ -206,18 +226,17 @@ def test_the_probed_table_is_kept_and_a_refreshed_one_is_used_at_intervals() -> 
 
 
 def test_the_alarm_goes_off_once_on_a_sustained_difference_and_rests_again() -> None:
-    """Steps of five times the cost are beyond what a table may be corrected to."""
+    """Steps of fifty times the cost are beyond what a table may be corrected to."""
     true, correction = probed(), CostCorrection(probed())
     for _ in range(100):
         assert not correction.observe(step(true))
-    went_off = [correction.observe(step(true, slower=5.0)) for _ in range(400)]
+    went_off = [correction.observe(step(true, slower=50.0)) for _ in range(400)]
     assert sum(went_off) == 1 and went_off.index(True) < 50 and correction.alarm
     assert correction.error_ratio > 1.2
-    assert not any(correction.observe(step(true)) for _ in range(50))
-    later = [(correction.observe(step(true)), correction.alarm) for _ in range(600)]
+    # On the way back steps are much faster than predicted for a while, which is another difference.
+    assert sum(correction.observe(step(true)) for _ in range(650)) <= 1
     assert not correction.alarm and correction.error_ratio == pytest.approx(1.0, abs=0.05)
-    assert sum(went for went, _ in later) <= 1  # steps are too fast for a moment, on the way back
-    assert any(correction.observe(step(true, slower=5.0)) for _ in range(50))
+    assert any(correction.observe(step(true, slower=50.0)) for _ in range(50))
 
 
 def test_a_table_that_can_be_corrected_in_time_needs_no_alarm() -> None:

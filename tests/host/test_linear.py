@@ -22,13 +22,20 @@ HIDDEN = 16
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (5,), (33,), (2, 3), (0,)])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_products_are_those_of_the_weights(shape: tuple[int, ...], with_bias: bool) -> None:
-    weight = torch.nn.Parameter(torch.randn(OUT, IN), requires_grad=False)
-    bias = torch.randn(OUT) if with_bias else None
+@pytest.mark.parametrize("dtype, rtol", [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
+def test_products_are_those_of_the_weights(
+    shape: tuple[int, ...], with_bias: bool, dtype: torch.dtype, rtol: float
+) -> None:
+    weight = torch.nn.Parameter(torch.randn(OUT, IN, dtype=dtype), requires_grad=False)
+    bias = torch.randn(OUT, dtype=dtype) if with_bias else None
     for _ in range(2):
-        x = torch.randn(*shape, IN)
-        expected = torch.nn.functional.linear(x, weight, bias)
-        torch.testing.assert_close(packed_linear(x, weight, bias), expected, rtol=1e-4, atol=1e-4)
+        x = torch.randn(*shape, IN, dtype=dtype)
+        exact = torch.nn.functional.linear(
+            x.double(), weight.double(), None if bias is None else bias.double()
+        )
+        found = packed_linear(x, weight, bias)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), exact, rtol=rtol, atol=10 * rtol)
 
 
 def test_rows_that_are_not_contiguous() -> None:
@@ -44,6 +51,12 @@ def test_an_update_of_the_weights_is_seen() -> None:
     torch.testing.assert_close(packed_linear(x, weight, None), x @ weight.t(), rtol=1e-4, atol=1e-4)
 
 
+def test_bf16_is_packed_where_the_cpu_has_it() -> None:
+    weight = torch.randn(OUT, IN, dtype=torch.bfloat16)
+    packed_linear(torch.randn(3, IN, dtype=torch.bfloat16), weight, None)
+    assert hasattr(weight, "_dcut_packed") == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def never(*_: Any, **__: Any) -> torch.Tensor:
     raise AssertionError("SGLang's own path was taken")
 
@@ -51,11 +64,11 @@ def never(*_: Any, **__: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     "weight",
     [
-        torch.randn(OUT, IN, dtype=torch.bfloat16),
+        torch.randn(OUT, IN, dtype=torch.float16),
         torch.randn(8, 8),
         torch.randn(IN, OUT).t(),
     ],
-    ids=["bf16", "small", "transposed"],
+    ids=["fp16", "small", "transposed"],
 )
 def test_other_weights_stay_with_sglang(weight: torch.Tensor) -> None:
     x = torch.randn(3, weight.shape[1], dtype=weight.dtype)

@@ -3,8 +3,9 @@
 MKL copies a float32 weight into its own layout whenever there are 2 or more rows. Below some 32
 rows that takes longer than the product: on a Zen 3, the layers of a 135M model take twice as long
 for 2 rows as for 1, so that verifying a single draft costs a whole step. oneDNN's packed weights
-make few rows as cheap as memory bandwidth allows. Every server on a CPU gets this, with and
-without speculation. Sums are formed in another order, as they are between batch sizes anyway.
+make few rows as cheap as memory bandwidth allows. The same holds for bf16 on a CPU that has it:
+packed, 1 to 16 rows take half the time (Zen 5). Every server on a CPU gets this, with and without
+speculation. Sums are formed in another order, as they are between batch sizes anyway.
 
 A packed weight is a copy. It is made at a layer's first call, and made anew after SGLang has
 updated weights.
@@ -12,6 +13,7 @@ updated weights.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -51,12 +53,18 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
 def _can_pack(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return (
         torch.backends.mkldnn.is_available()
-        and x.dtype == weight.dtype == torch.float32
+        and x.dtype == weight.dtype
+        and (x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and _has_bf16()))
         and weight.dim() == 2
         and weight.is_contiguous()
         and weight.numel() >= _MIN_ELEMENTS
         and x.numel() > 0
     )
+
+
+@functools.cache
+def _has_bf16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def apply_linear(
@@ -81,7 +89,7 @@ def compute_lm_head(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """AROUND hook on ``LogitsProcessor._compute_lm_head``: a plain float32 head."""
+    """AROUND hook on ``LogitsProcessor._compute_lm_head``: a plain head."""
     weight = getattr(lm_head, "weight", None)
     if (
         isinstance(weight, torch.Tensor)
