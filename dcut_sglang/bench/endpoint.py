@@ -76,6 +76,16 @@ class Endpoint:
         if answer.status_code != 200 or answer.json() != [True]:
             raise ServerError(f"{knobs} rejected: {answer.status_code} {answer.text}")
 
+    def flush_cache(self) -> None:
+        """Empty the prefix cache, and what a speculator remembers of texts.
+
+        Raises:
+            ServerError: the server refused, because requests are running.
+        """
+        answer = self.session.post(f"{self.url}/flush_cache", timeout=60)
+        if answer.status_code != 200:
+            raise ServerError(f"flush_cache rejected: {answer.status_code} {answer.text}")
+
     def info(self) -> dict[str, Any]:
         """``/server_info``: the server's arguments and state."""
         answer = self.session.get(f"{self.url}/server_info", timeout=60)

@@ -30,7 +30,7 @@ class Plan:
     """What a run measures.
 
     Attributes:
-        tokens: new tokens per request.
+        tokens: new tokens per request, on average (``steady.staggered``).
         ignore_eos: whether answers go on to ``tokens`` whatever the model says.
         seed: of the order of prompts and of the arrivals.
     """

@@ -19,7 +19,7 @@ from dcut_sglang.bench.fleet import Fleet
 from dcut_sglang.bench.plan import Cell, Plan, rotated
 from dcut_sglang.bench.progress import say
 from dcut_sglang.bench.server import Server
-from dcut_sglang.bench.steady import run_steady_wave
+from dcut_sglang.bench.steady import run_steady_wave, staggered
 from dcut_sglang.bench.wave_fields import equality, from_wave, hashes, rates
 from dcut_sglang.bench.waves import Prompt, RequestFailed, run_wave, warm
 
@@ -138,6 +138,7 @@ class Session:
             "load": {
                 "kind": "closed" if cell.concurrency is not None else "rate",
                 "tokens": plan.tokens,
+                "lengths": "staggered" if cell.concurrency is not None else "equal",
                 "requests": cell.num_requests,
                 "ignore_eos": plan.ignore_eos,
                 "data_sha256": cell.data.sha256,
@@ -262,8 +263,13 @@ class Session:
                 **found.latencies,
                 "output_hashes": hashes(found.overall),
             }
-        wave = run_steady_wave(server, prompts, cell.concurrency, plan.tokens, plan.ignore_eos)
         launch = LAUNCHES.get(arm.server)
+        if launch is not None and launch.algorithm == "NGRAM":
+            # It drafts from what it has answered: the same requests, in the pass before.
+            server.flush_cache()
+            warm(server, prompts)
+        lengths = staggered(plan.tokens, len(prompts))
+        wave = run_steady_wave(server, prompts, cell.concurrency, lengths, plan.ignore_eos)
         return {
             **from_wave(wave, cell.concurrency),
             **observed.from_answers(

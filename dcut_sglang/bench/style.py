@@ -31,6 +31,23 @@ ARM_STYLES: dict[str, Style] = {
     "eagle3": {"label": "EAGLE-3, chain", "color": "#b45f06", "marker": "h", "linestyle": "-."},
     "mtp": {"label": "MTP", "color": "#a64d79", "marker": "p", "linestyle": ":"},
     "dspark": {"label": "DSPARK", "color": "#38761d", "marker": "X", "linestyle": "--"},
+    **{
+        f"dcut-{name}": {
+            "label": f"DCUT, {label}",
+            "color": color,
+            "marker": marker,
+            "linestyle": "-",
+        }
+        for name, label, color, marker in (
+            ("whole-blocks", "head over whole blocks", "#1f4e79", "1"),
+            ("all-or-none", "drafts for all or none", "#2e6da4", "2"),
+            ("long-blocks", "long blocks only", "#4a86c5", "3"),
+            ("always-drafts", "always drafts", "#c0504d", "4"),
+            ("four-ratios", "four ratios", "#7f6000", "+"),
+            ("uncalibrated", "uncalibrated", "#8e7cc3", "H"),
+            ("whole-vocabulary", "head over all tokens", "#6aa84f", "8"),
+        )
+    },
 }
 # For arms that have no style of their own, and for anything else that comes in a series.
 SERIES: tuple[Style, ...] = tuple(
