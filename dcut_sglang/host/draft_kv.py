@@ -2,9 +2,13 @@
 
 They are a projection of the target's hidden states. In a run of plain steps nobody reads them, and
 projecting the rows of several steps at once costs a fraction of projecting them one by one, so
-rows of steps that verify no draft wait. They are written before a step that drafts, before
-anything but a decode step, and before the batch is another one: until then their slots belong to
-the requests that they are of.
+rows of steps that verify no draft wait. They are written before a step that drafts, and before
+anything but a decode step.
+
+Until then a request may end, and another one of the batch may be given a slot of it. A row of the
+new owner that waits as well stands behind the old one's, and a step that drafts, or verifies
+drafts, writes what waits first: the new owner's row is written last. The rows of a request that has
+ended are written all the same, since the prefix cache may hand its slots to a later request.
 """
 
 from __future__ import annotations
@@ -26,11 +30,8 @@ class DraftKV:
         self._hidden: list[torch.Tensor] = []
         self._slots: list[torch.Tensor] = []
         self._positions: list[torch.Tensor] = []
-        self._requests: list[str] = []
 
-    def commit(
-        self, batch: Any, window: BlockWindow, rows: PackedRows, hidden: torch.Tensor
-    ) -> None:
+    def commit(self, window: BlockWindow, rows: PackedRows, hidden: torch.Tensor) -> None:
         """Take the rows of a step. No host sync.
 
         Rows behind the accepted ones are written too: their slots lie past the committed length,
@@ -40,10 +41,6 @@ class DraftKV:
         Args:
             hidden: [rows, features], the target layers that the drafter reads.
         """
-        requests = [req.rid for req in batch.reqs]
-        if requests != self._requests:
-            self.settle()
-            self._requests = requests
         is_plain = rows.num_rows == window.bs
         # A captured graph writes its output to the same place at every replay.
         self._hidden.append(hidden.clone() if is_plain else hidden)

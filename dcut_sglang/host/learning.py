@@ -52,8 +52,13 @@ class Learning:
         accepted: Accepted,
         decision: Decision,
     ) -> None:
-        """Let the controller know what was drafted and what came of it. Syncs with the step."""
+        """Let the controller know what was drafted and what came of it. Syncs with a step that
+        drafted."""
         requests = [r.rid for r in batch.reqs]
+        if not drafts.num_drafted:
+            none = np.zeros(len(requests), dtype=np.int64)
+            self._controller.advance(requests, none, none + 1, decision, plan)
+            return
         kept = verify_lens.cpu().numpy().astype(np.int64) - 1
         num_accepted = accepted.num_drafts.cpu().numpy()
         self._controller.observe(

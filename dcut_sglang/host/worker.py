@@ -245,7 +245,7 @@ class DCutWorker(DFlashWorkerV2):
         accepted = accept(drafts.tokens, chosen, rows.index, verify_lens)
         if on_publish is not None:
             on_publish(window.prefix_lens + accepted.num_emitted)
-        self.draft_kv.commit(batch, window, rows, target.hidden)
+        self.draft_kv.commit(window, rows, target.hidden)
         if choice is not None:
             choice.commit(accepted, target.result.logits_output)
         timer.mark("commit")
