@@ -200,10 +200,14 @@ class Run:
         save(drafter, self.drafter_folder, torch.bfloat16)
         self.log(f"training: {fitter.num_done} of {config.num_steps} steps done")
 
+    @property
+    def _has_texts(self) -> bool:
+        """Whether the texts are those of an earlier run, as they are."""
+        return self.args.texts is not None and "responses" not in self.args.stages
+
     def _held_out(self) -> tuple[list[Response], Texts, NgramModel]:
         """Returns the held-out responses, the same as texts, and the baseline."""
-        from_texts = self.args.texts is not None and "responses" not in self.args.stages
-        if from_texts:
+        if self._has_texts:
             texts = Texts.load(self.args.texts)
         else:
             self.prompts()
@@ -213,7 +217,7 @@ class Run:
         ]
         rows = [i for i, split in enumerate(texts.split) if split != "train"]
         held = texts.rows(rows)
-        if not from_texts:
+        if not self._has_texts:
             responses = [stored[i] for i in rows]
         else:
             responses, share = responses_of_texts(
@@ -265,7 +269,11 @@ class Run:
             if before >= report.code:
                 self.log(f"export: the drafter in {out} is better ({before:.3f}); kept")
                 return False
-        _, texts = collect_texts(ResponseStore(self.store_folder), self.chosen)
+        if self._has_texts:
+            texts = Texts.load(self.args.texts)
+        else:
+            self.prompts()
+            _, texts = collect_texts(ResponseStore(self.store_folder), self.chosen)
         facts = json.loads((self.train_folder / "settings.json").read_text())
         curve = (self.train_folder / "curve.jsonl").read_text()
         export(self.drafter_folder, out, report, texts, facts, curve, self.args.name)
