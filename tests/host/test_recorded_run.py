@@ -34,10 +34,10 @@ def test_replay_reproduces_a_recorded_run(dcut_paged: Server, logs: Path) -> Non
         assert found.rows == counters["rows_verified"]
         print(f"{knobs}: predicted {found.predicted_ms:.0f} ms, measured {found.measured_ms:.0f}")
         # Wall time on a machine with other work says nothing of the table: `make demo` prints how
-        # far the two are apart. What must hold anywhere: every step is timed, and its phases are
-        # what its time is made of.
+        # far the two are apart. What must hold anywhere: every step is timed, and its phases, whose
+        # times are wall times, take no less than the CPU time measured.
         assert found.timed_steps == found.steps and found.predicted_ms > 0
-        np.testing.assert_allclose(sum(found.phase_ms.values()), found.measured_ms, rtol=0.1)
+        assert sum(found.phase_ms.values()) > 0.95 * found.measured_ms > 0
 
 
 def test_the_selector_s_prediction_is_in_the_trace(dcut_paged: Server, logs: Path) -> None:
