@@ -70,6 +70,8 @@ class Controller:
         # The plain plan that is being followed, of which requests, and how often it was.
         self._followed: tuple[Plan, list[Hashable], int] | None = None
         self._is_clear = False
+        # Steps that followed it and have not been noted yet.
+        self._num_passed = 0
 
     def plan(self, requests: Sequence[Hashable], context: float) -> Plan:
         """Plan the next step of this batch.
@@ -78,8 +80,9 @@ class Controller:
             requests: a key per request, the same over its lifetime.
             context: mean committed tokens per request.
         """
-        if (followed := self._follow(requests, context)) is not None:
+        if (followed := self._follow(requests)) is not None:
             return followed
+        self._note_passed()
         bs, config = len(requests), self.selector.config
         costs = self.selector.cost.at(bs, context)
         prices = self.prices(costs)
@@ -98,21 +101,30 @@ class Controller:
         stages = self._stages(rows[drafted], prices, block_size - 1)
         plan = self._make_plan(self.mode, drafted, stages, block_size, costs, prices, context)
         can_follow = self.mode == "plain" and self._is_clear
-        self._followed = (plan, list(requests), 1) if can_follow else None
+        again = replace(plan, is_followed=True)
+        self._followed = (again, list(requests), 1) if can_follow else None
         return plan
 
-    def _follow(self, requests: Sequence[Hashable], context: float) -> Plan | None:
+    def _follow(self, requests: Sequence[Hashable]) -> Plan | None:
         """The plan of the plain steps before this one, while it holds."""
         if self._followed is None:
             return None
         plan, same, times = self._followed
-        if times == _PLAIN_RUN or self._looking.is_due or same != requests:
+        costs_hold = plan.costs.table is self.selector.cost
+        if times == _PLAIN_RUN or not costs_hold or self._looking.is_due or same != requests:
             return None
-        costs = self.selector.cost.at(len(requests), context)
-        self._looking.save(costs)
+        self._looking.save(plan.costs)
         self._followed = (plan, same, times + 1)
-        # What the step costs is said at its own context, with the costs as they are now.
-        return replace(plan, costs=costs, context=context)
+        return plan
+
+    def _note_passed(self) -> None:
+        """Catch up with the steps that followed a plan: each emitted a token per request."""
+        if self._followed is not None and self._num_passed:
+            self.values.pass_by(self._followed[1], self._num_passed)
+            left = (1 - 1 / _PRICE_STEPS) ** self._num_passed
+            self._speedup = 1.0 + (self._speedup - 1.0) * left
+            self._kept_per_request *= left
+        self._num_passed = 0
 
     def forced(self, forced: Forced, bs: int, context: float, step: int) -> Plan:
         """The plan of a step whose choices are forced."""
@@ -291,6 +303,9 @@ class Controller:
         plan: Plan,
     ) -> None:
         """Learn what came of a step: verified drafts [bs] and emitted tokens [bs]."""
+        if plan.is_followed:
+            self._num_passed += 1
+            return
         self.values.advance(requests, kept, emitted)
         bs = len(requests)
         plain_rate = bs / (plan.costs.plain_ms + self.overhead_ms[0])

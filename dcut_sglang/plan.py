@@ -28,6 +28,8 @@ class Plan:
         costs, prices: what the plan was made at.
         context: mean committed tokens per request.
         overhead_ms: what a step spends outside of draft, head and verify.
+        is_followed: whether it was made for a plain step before this one. Such a step is planned
+            for, learnt from and priced together with that one.
         calibrate: (confidences float32 [n, m], drafts in front of them) -> calibrated ones.
     """
 
@@ -40,6 +42,7 @@ class Plan:
     context: float
     overhead_ms: float
     calibrate: Callable[[Float32Array, int], Float32Array]
+    is_followed: bool = False
 
     def depths(self, computed: Computed) -> IntArray:
         """Drafts computed of every request of the batch: int64 [bs]."""

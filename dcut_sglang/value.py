@@ -253,6 +253,13 @@ class ValueModel:
         self._advanced[rows] += emitted
         self._held[rows] = np.where(kept > 0, kept + 1 == emitted, 0.5 * self._held[rows])
 
+    def pass_by(self, requests: Sequence[Hashable], num_steps: int) -> None:
+        """Note plain steps of a batch, as that many calls of ``advance`` would."""
+        rows = self.rows_of(requests)
+        rows = rows[rows >= 0]
+        self._advanced[rows] += num_steps
+        self._held[rows] *= 0.5**num_steps
+
     def _take_row(self, request: Hashable) -> int:
         row = int(np.argmin(self._drafted_at))
         if (former := self._key[row]) is not None:

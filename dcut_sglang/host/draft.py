@@ -7,6 +7,7 @@ probability of each draft, from the same logits.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,8 +99,13 @@ def draft_blocks(
 
 def no_drafts(window: BlockWindow) -> DraftBlock:
     """The block of a step that drafts for nobody."""
-    empty = torch.zeros((window.bs, window.block_size - 1), dtype=torch.float32)
-    return DraftBlock(_anchors_alone(window), empty, empty, nothing_computed(empty.shape[1]))
+    empty, computed = _nothing(window.bs, window.block_size - 1)
+    return DraftBlock(_anchors_alone(window), empty, empty, computed)
+
+
+@functools.cache
+def _nothing(bs: int, depth: int) -> tuple[torch.Tensor, Computed]:
+    return torch.zeros((bs, depth), dtype=torch.float32), nothing_computed(depth)
 
 
 def _anchors_alone(window: BlockWindow) -> torch.Tensor:

@@ -75,6 +75,9 @@ class Learning:
         """Let measured times correct the costs, where steps are timed on the table's clock."""
         if self.correction is None or timer.step_ms is None:
             return
+        if plan.is_followed:
+            self._ended_s = timer.ended_s
+            return
         forward_ms, head_ms = timer.priced("draft"), timer.priced("head", "confidence")
         verify_ms = timer.priced("verify", "commit")
         # What plain steps left to be written is no price of the drafts that it is written for.

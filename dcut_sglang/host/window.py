@@ -133,14 +133,19 @@ def pack(window: BlockWindow, verify_lens: torch.Tensor, num_rows: int) -> Packe
         num_rows: their sum, known on the host, so that nothing here syncs.
     """
     bs, device = window.bs, verify_lens.device
-    request = torch.repeat_interleave(
-        torch.arange(bs, device=device), verify_lens.to(torch.int64), output_size=num_rows
-    )
     layout = RaggedVerifyLayout.from_verify_lens_device(
         verify_lens=verify_lens, graph_num_tokens=num_rows
     )
-    depth = torch.arange(num_rows, device=device) - layout.extend_start_loc.to(torch.int64)[request]
-    index = request * window.block_size + depth
+    request = torch.arange(bs, device=device)
+    if num_rows == bs:  # a plain step: the anchors' rows
+        index = request * window.block_size
+    else:
+        request = torch.repeat_interleave(
+            request, verify_lens.to(torch.int64), output_size=num_rows
+        )
+        first = layout.extend_start_loc.to(torch.int64)[request]
+        depth = torch.arange(num_rows, device=device) - first
+        index = request * window.block_size + depth
     return PackedRows(
         layout=layout,
         request=request,

@@ -122,7 +122,7 @@ class World:
         )
         head_ms = computed.head_ms(table)
         verify_ms = float(table.verify(self._bs, rows, plan.context))
-        if self._correction is not None:
+        if self._correction is not None and not plan.is_followed:
             self._correction.observe(
                 MeasuredStep(
                     bs=self._bs,

@@ -300,3 +300,21 @@ def test_whether_all_that_was_kept_held_fades_in_plain_steps() -> None:
     model.advance(["b", "stranger"], np.array([1, 1]), np.array([2, 2]))
     assert held() == [0.5, 1.0]
     assert model.rows_of(["stranger"])[0] == -1
+
+
+@given(st.integers(0, 10_000), st.integers(1, 9))
+def test_steps_passed_by_are_plain_steps(seed: int, num_steps: int) -> None:
+    rng = np.random.default_rng(seed)
+    requests = ["a", "b", "c", "unknown"]
+    one_by_one, at_once = ValueModel(DEPTH), ValueModel(DEPTH)
+    survival = np.sort(rng.random((3, DEPTH)), axis=1)[:, ::-1].astype(np.float32)
+    for model in (one_by_one, at_once):
+        model.observe(requests[:3], survival, np.array([1, 2, DEPTH]), PRICES)
+        model.advance(requests[:3], np.array([1, 2, 0]), np.array([2, 1, 1]))
+    for _ in range(num_steps):
+        one_by_one.advance(requests, np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64))
+    at_once.pass_by(requests, num_steps)
+    rows = at_once.rows_of(requests[:3])
+    np.testing.assert_allclose(
+        at_once.features(rows, PRICES), one_by_one.features(rows, PRICES), rtol=1e-12
+    )

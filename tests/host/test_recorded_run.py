@@ -17,6 +17,9 @@ from dcut_sglang.replay.run import replay
 from dcut_sglang.replay.step_cost import StepCost
 from dcut_sglang.trace import Trace
 
+# A plain step may be priced by the plan of one up to three tokens before it.
+PLAN_HOLDS = 5e-3
+
 
 def recorded_load(server: Server, logs: Path, knobs: dict[str, float]) -> Trace:
     """The steps of one load under forced knobs (none: the selector's own choices)."""
@@ -45,12 +48,12 @@ def test_the_selector_s_prediction_is_in_the_trace(dcut_paged: Server, logs: Pat
     cost = CostTable.from_json(dcut_paged.dcut()["cost_table"])
     for step in trace.steps:
         expected = reproduce(replace(trace, steps=(step,)), cost).predicted_ms
-        np.testing.assert_allclose(step.predicted_ms, expected, rtol=1e-3)
+        np.testing.assert_allclose(step.predicted_ms, expected, rtol=PLAN_HOLDS)
         # What was weighed is there too, and what was kept is among it.
         weighed = step.candidates
         assert weighed is not None
         kept = weighed.num_kept == step.verify_lens.sum() - step.bs
-        np.testing.assert_allclose(weighed.predicted_ms[kept], [step.predicted_ms], rtol=1e-3)
+        np.testing.assert_allclose(weighed.predicted_ms[kept], [step.predicted_ms], rtol=PLAN_HOLDS)
 
 
 def test_a_full_width_trace_replays_any_policy(dcut_paged: Server, logs: Path) -> None:
