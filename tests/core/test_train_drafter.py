@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dcut_sglang.training import generate
 from dcut_sglang.training import store as store_module
 from dcut_sglang.training.card import model_card
 from dcut_sglang.training.checkpoint import load_state, save_state
@@ -190,7 +193,7 @@ def test_generation_equals_transformers_greedy(target: Any, prompts: list[list[i
 
 
 def test_interrupted_generation_equals_uninterrupted(
-    target: Any, prompts: list[list[int]], tmp_path: Path
+    target: Any, prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(store: ResponseStore, deadline_s: float | None = None) -> None:
         settings = new_settings(target)
@@ -200,9 +203,12 @@ def test_interrupted_generation_equals_uninterrupted(
     whole = ResponseStore(tmp_path / "whole")
     run(whole)
     parts = ResponseStore(tmp_path / "parts", shard_size=2)
-    run(parts, time.monotonic() + 0.1)
-    num_first = len(parts.indices())
-    assert num_first < len(prompts)
+    # A clock that counts decode steps: the first requests are done, others are under way.
+    steps = itertools.count()
+    with monkeypatch.context() as patch:
+        patch.setattr(generate, "time", SimpleNamespace(monotonic=lambda: next(steps)))
+        run(parts, 1.5 * MAX_NEW)
+    assert 0 < len(parts.indices()) < len(prompts)
     run(ResponseStore(tmp_path / "parts", shard_size=2))
     expected, got = whole.load(), parts.load()
     assert list(got) == list(expected) == list(range(len(prompts)))
