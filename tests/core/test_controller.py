@@ -216,9 +216,9 @@ def test_clearly_plain_steps_follow_one_plan(monkeypatch: pytest.MonkeyPatch) ->
     modes = [server.step(keys(16), 100 + step / 10)[0].mode for step in range(400)]
     plain = [step for step in range(100, 400) if modes[step] == "plain"]
     assert len(set(weighed) & set(plain)) < 0.5 * len(plain)
-    assert max(np.diff(weighed)) <= 4
+    assert max(np.diff(weighed)) <= 8
     followed = next(step for step in plain if step not in weighed)
-    while server.num_steps % 4 != followed % 4:
+    while server.num_steps % 8 != followed % 8:
         server.step(keys(16))
     server.step(keys(15))
     assert weighed[-1] == server.num_steps - 1

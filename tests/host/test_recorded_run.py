@@ -17,7 +17,7 @@ from dcut_sglang.replay.run import replay
 from dcut_sglang.replay.step_cost import StepCost
 from dcut_sglang.trace import Trace
 
-# A plain step may be priced by the plan of one up to three tokens before it.
+# A plain step may be priced by the plan of one up to seven tokens before it.
 PLAN_HOLDS = 5e-3
 
 
