@@ -15,7 +15,6 @@ overhead, apart for steps that draft.
 
 from __future__ import annotations
 
-import bisect
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dcut_sglang import grid
 from dcut_sglang.cost import BatchCosts, CostTable
 
 FloatArray = npt.NDArray[np.float64]
@@ -118,13 +118,13 @@ class CostCorrection:
         # What the common factor takes up is not the cells' to learn.
         left = 1.0 / self._note_common(measured / predicted)
         ratio = (step.rows - step.bs) / (step.bs * (table.block_size - 1))
-        at_size = _weights(table.batch_sizes, step.bs)
-        weights = at_size[:, None] * _weights(table.keep_ratios, ratio)
+        at_size = grid.weights(table.batch_sizes, step.bs)
+        weights = at_size[:, None] * grid.weights(table.keep_ratios, ratio)
         self._verify.move(weights, left * step.verify_ms, verify_ms)
         if step.num_drafted:
-            at_count = _weights(table.batch_sizes, step.num_drafted)
+            at_count = grid.weights(table.batch_sizes, step.num_drafted)
             self._forward.move(at_count, left * step.forward_ms, forward_ms)
-            of_stages = np.array([_weights(table.head_rows, rows) for rows in step.head_rows])
+            of_stages = np.array([grid.weights(table.head_rows, rows) for rows in step.head_rows])
             self._head.move(of_stages.mean(axis=0), left * step.head_ms, head_ms)
         measured += step.other_ms
         predicted += self._overhead_ms[step.num_drafted > 0]
@@ -194,18 +194,6 @@ def refined(probed: CostTable, max_bs: int) -> CostTable:
 def _step_error(ratio: float) -> float:
     """Logarithm of what one step says, within bounds."""
     return math.log(min(max(ratio, 1 / _MAX_STEP_FACTOR), _MAX_STEP_FACTOR))
-
-
-def _weights(axis: tuple[int, ...] | tuple[float, ...], value: float) -> FloatArray:
-    """Interpolation weights of ``value`` on the grid ``axis``; the nearest cell outside of it."""
-    weights = np.zeros(len(axis))
-    high = bisect.bisect_left(axis, value)
-    if high in (0, len(axis)):
-        weights[min(high, len(axis) - 1)] = 1.0
-        return weights
-    part = (value - axis[high - 1]) / (axis[high] - axis[high - 1])
-    weights[high - 1], weights[high] = 1.0 - part, part
-    return weights
 
 
 class _Factors:

@@ -16,7 +16,6 @@ costs 55 % more at 200 tokens of context than at 75.
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import json
 import os
@@ -28,6 +27,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from dcut_sglang import grid
 
 FORMAT = "dcut-cost-table"
 FORMAT_VERSION = 2
@@ -112,14 +113,14 @@ class CostTable:
             bs: requests of the batch.
             context: mean committed tokens per request.
         """
-        by_ratio_and_context = _at(self.batch_sizes, self.verify_ms, bs)
-        by_ratio = _at(self.contexts, by_ratio_and_context.T, context)
+        by_ratio_and_context = grid.at(self.batch_sizes, self.verify_ms, bs)
+        by_ratio = grid.at(self.contexts, by_ratio_and_context.T, context)
         if not self._covers(bs, context):
             # The lines of two ratios may cross out there: noise grows with the distance.
             by_ratio = np.maximum.accumulate(by_ratio)
-        forward_ms = {self.block_size: _at(self.contexts, self.draft_ms.T, context)}
+        forward_ms = {self.block_size: grid.at(self.contexts, self.draft_ms.T, context)}
         for size, short_ms in zip(self.short_blocks, self.short_draft_ms, strict=True):
-            forward_ms[size] = _at(self.contexts, short_ms.T, context)
+            forward_ms[size] = grid.at(self.contexts, short_ms.T, context)
         return BatchCosts(self, bs, by_ratio, forward_ms)
 
     def verify(self, bs: int, tokens: npt.ArrayLike, context: float) -> FloatArray:
@@ -141,7 +142,7 @@ class CostTable:
     def head(self, rows: npt.ArrayLike) -> FloatArray:
         """Milliseconds of tokens and confidences of ``rows`` drafts at once; 0 rows are free."""
         rows = np.asarray(rows, dtype=np.float64)
-        return np.where(rows > 0, _along(self.head_rows, self.head_ms, rows), 0.0)
+        return np.where(rows > 0, grid.along(self.head_rows, self.head_ms, rows), 0.0)
 
     def draft(self, num_requests: int, context: float) -> float:
         """Milliseconds of drafting whole blocks: forward, and head over every draft at once."""
@@ -317,7 +318,7 @@ class BatchCosts:
         """Milliseconds of the draft forward over ``num_requests`` >= 1, scalar or array, in
         blocks of one of the table's sizes; D by default."""
         forward_ms = self.forward_ms[block_size or self.table.block_size]
-        return _along(self.table.batch_sizes, forward_ms, num_requests)
+        return grid.along(self.table.batch_sizes, forward_ms, num_requests)
 
     def head(self, rows: npt.ArrayLike) -> FloatArray:
         """As ``CostTable.head``."""
@@ -332,32 +333,3 @@ def _whole(value: Any) -> int:
     if type(value) is not int:
         raise CostTableError(f"damaged cost table: expected a whole number, got {value!r}")
     return value
-
-
-def _along(axis: tuple[int, ...], cells: FloatArray, values: npt.ArrayLike) -> FloatArray:
-    """``cells`` [n] on the grid ``axis``, at ``values``; extended as by ``_at``."""
-    values = np.asarray(values, dtype=np.float64)
-    if len(axis) == 1:
-        return np.broadcast_to(cells[0], values.shape)
-    out = np.interp(values, axis, cells)
-    if values.size and (values.max() > axis[-1] or values.min() < axis[0]):
-        for end, near in ((0, 1), (-1, -2)):
-            slope = (cells[end] - cells[near]) / (axis[end] - axis[near])
-            beyond = values < axis[0] if end == 0 else values > axis[-1]
-            line = cells[end] + (values - axis[end]) * slope
-            out = np.where(beyond, np.maximum(line, 0.1 * cells[end]), out)
-    return out
-
-
-def _at(axis: tuple[int, ...], cells: FloatArray, value: float) -> FloatArray:
-    """``cells`` interpolated along their first dimension, whose grid is ``axis``.
-
-    Outside the grid the last two points are extended, at least at a tenth of the nearest
-    cell, so that a steep fit cannot turn a cost negative.
-    """
-    if len(axis) == 1:
-        return cells[0]
-    high = min(max(bisect.bisect_left(axis, value), 1), len(axis) - 1)
-    weight = (value - axis[high - 1]) / (axis[high] - axis[high - 1])
-    nearest = cells[high - 1] if weight < 0.5 else cells[high]
-    return np.maximum((1 - weight) * cells[high - 1] + weight * cells[high], 0.1 * nearest)
