@@ -34,6 +34,7 @@ class Pretender(PretendingServer):
         self.drafted = drafted
         self.knobs: list[dict[str, float]] = []
         self.hangs_up = False
+        self.num_flushes = 0
 
     def state(self) -> dict[str, Any]:
         if not self.dcut:
@@ -51,6 +52,9 @@ class _Handler(PretendingHandler):
         self.send(json.dumps({**info, "internal_states": [self.server.state()]}).encode())
 
     def do_POST(self) -> None:
+        if self.path == "/flush_cache":
+            self.server.num_flushes += 1
+            return self.send(b"flushed")
         body = self.body()
         if self.path == "/set_internal_state":
             self.server.knobs.append(body["server_args"])
@@ -78,7 +82,12 @@ def servers() -> Iterator[dict[str, Pretender]]:
         server.stop()
 
 
-def make_session(servers: dict[str, Pretender], folder: Path, **changes: Any) -> Session:
+def make_session(
+    servers: dict[str, Pretender],
+    folder: Path,
+    arms: tuple[str, ...] = ("dcut", "dcut-25", "plain"),
+    **changes: Any,
+) -> Session:
     plan = {
         "pair": PAIRS["tiny"],
         "cells": (Cell(DATA, 4, concurrency=1), Cell(DATA, 8, concurrency=4)),
@@ -89,7 +98,7 @@ def make_session(servers: dict[str, Pretender], folder: Path, **changes: Any) ->
     }
     return Session(
         Plan(**plan),
-        [find_arm(name) for name in ("dcut", "dcut-25", "plain")],
+        [find_arm(name) for name in arms],
         urls={name: server.url for name, server in servers.items()},
         settings={},
         out=folder / "rows.jsonl",
@@ -108,6 +117,19 @@ def test_a_run_gives_every_row_once(servers: dict[str, Pretender], tmp_path: Pat
         assert row["equal_to_plain"] == {"equal": count, "of": count}
         assert row["url"] == servers[row["server"]].url and row["flags"] is None
     assert {"dcut_force_ratio": 0.25} in servers["dcut"].knobs
+
+
+def test_ngram_forgets_between_waves(servers: dict[str, Pretender], tmp_path: Path) -> None:
+    """It would find the answers of the pass before, to the same requests."""
+    ngram = Pretender()
+    try:
+        servers = {**servers, "ngram": ngram}
+        names = ("plain", "dcut", "ngram")
+        found = make_session(servers, tmp_path, arms=names).run()
+    finally:
+        ngram.stop()
+    assert sum(row["arm"] == "ngram" for row in found) == ngram.num_flushes == 4
+    assert servers["plain"].num_flushes == servers["dcut"].num_flushes == 0
 
 
 def test_an_interrupted_run_goes_on(servers: dict[str, Pretender], tmp_path: Path) -> None:
