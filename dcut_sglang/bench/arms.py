@@ -43,8 +43,12 @@ PAIRS = {
     ),
 }
 
-# DFLASH caps an unset --max-running-requests at 48; equal flags need it set.
-COMMON_ARGS = ("--max-running-requests", "32", "--max-total-tokens", "16384")
+# DFLASH caps an unset --max-running-requests at 48; equal flags need it set. The memory fraction
+# is of what is free when a server starts, and others that start beside it take from that.
+COMMON_ARGS = (
+    *("--max-running-requests", "32", "--max-total-tokens", "16384"),
+    *("--mem-fraction-static", "0.9"),
+)
 
 # D-Cut as its page describes it: four ratios, drafts alone weighed, a whole block for everybody
 # at every step, confidences and costs as they come.

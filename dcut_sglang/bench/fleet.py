@@ -26,8 +26,8 @@ from dcut_sglang.bench.observed import DCutObserver
 from dcut_sglang.bench.progress import say
 from dcut_sglang.bench.server import Server
 
-# Of a server beside its weights: interpreter, libraries, pools.
-_SERVER_MB = 1_100
+# Of a server beside its weights: three interpreters with their libraries, pools.
+_SERVER_MB = 2_000
 _START_TIMEOUT_S = 900
 
 

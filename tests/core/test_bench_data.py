@@ -97,7 +97,7 @@ def test_arms_name_their_servers_and_flags(tmp_path: Path) -> None:
     pair = PAIRS["tiny"]
     for name in arms.LAUNCHES:
         if why_not(name, pair) is None:
-            assert launch_args(name, pair, "float32", tmp_path)[:6] == [
+            assert launch_args(name, pair, "float32", tmp_path)[:8] == [
                 *arms.COMMON_ARGS,
                 *("--dtype", "float32"),
             ]
