@@ -433,6 +433,9 @@ def test_prediction_is_of_the_asked_prompts_at_the_given_costs(
         assert found is not None
         assert set(found.names) == {names[i] for i in chosen}
         ratios.append(predicted.predicted_over_plain(found, table, 8, 48))
+    # Requests of a few tokens are mostly prefill, which costs both the same.
+    short = predicted.predicted_over_plain(found, table, 8, 6)
+    assert short < 0.5 * (1 + ratios[1])
     assert 0.93 < ratios[0] < 1.1 < ratios[1]
 
 
