@@ -217,3 +217,15 @@ def _is_number(value: Any) -> bool:
 def _require(holds: bool, name: str, expected: str, found: Any) -> None:
     if not holds:
         raise ConfigError(f"{name} must be {expected}, got {found!r}")
+
+
+# Settings of DCUT without one of its additions at a time, by what it then does.
+WITHOUT: dict[str, dict[str, Any]] = {
+    "whole blocks": {"head_stages": ()},
+    "all or none": {"draft_subsets": False},
+    "long blocks": {"short_blocks": False},
+    "always drafts": {"plain_steps": False},
+    "four ratios": {"keep_ratios": (0.25, 0.5, 0.75, 1.0)},
+    "uncalibrated": {"calibration": False},
+    "whole vocabulary": {"short_vocabulary": False},
+}

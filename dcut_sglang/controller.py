@@ -101,8 +101,9 @@ class Controller:
         stages = self._stages(rows[drafted], prices, block_size - 1)
         plan = self._make_plan(self.mode, drafted, stages, block_size, costs, prices, context)
         can_follow = self.mode == "plain" and self._is_clear
-        again = replace(plan, is_followed=True)
-        self._followed = (again, list(requests), 1) if can_follow else None
+        self._followed = None
+        if can_follow:
+            self._followed = (replace(plan, is_followed=True), list(requests), 1)
         return plan
 
     def _follow(self, requests: Sequence[Hashable]) -> Plan | None:

@@ -98,11 +98,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dcut-config", default="{}", help="JSON, for every DCUT server")
     parser.add_argument("--out", type=Path, help="default: bench_results/bench-MODEL.jsonl")
-    if "--quick" in (sys.argv[1:] if argv is None else argv):
+    given = sys.argv[1:] if argv is None else argv
+    if "--quick" in given:
         parser.set_defaults(**QUICK)
-    if "--ablations" in (sys.argv[1:] if argv is None else argv):
+    if "--ablations" in given:
         parser.set_defaults(arms=("plain", "dflash", "dcut", *ABLATIONS))
-    args = parser.parse_args(argv)
+    args = parser.parse_args(given)
     if args.passes < 1 or min([*args.concurrency, args.tokens, args.requests_per_slot]) < 1:
         parser.error("passes, concurrency, tokens and requests must be at least 1")
     if any(not rate > 0 for rate in args.request_rate):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dcut_sglang.bench.server import REPO_ROOT, Server
+from dcut_sglang.config import WITHOUT
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,8 @@ AS_PUBLISHED: dict[str, Any] = {
     "calibration": False,
     "cost_correction": False,
 }
-# DCUT without one of its additions: what each is worth.
-ABLATIONS: dict[str, dict[str, Any]] = {
-    "dcut-whole-blocks": {"head_stages": []},
-    "dcut-all-or-none": {"draft_subsets": False},
-    "dcut-long-blocks": {"short_blocks": False},
-    "dcut-always-drafts": {"plain_steps": False},
-    "dcut-four-ratios": {"keep_ratios": [0.25, 0.5, 0.75, 1.0]},
-    "dcut-uncalibrated": {"calibration": False},
-    "dcut-whole-vocabulary": {"short_vocabulary": False},
-}
+# DCUT without one of its additions.
+ABLATIONS = {f"dcut-{name.replace(' ', '-')}": less for name, less in WITHOUT.items()}
 SHORT_BLOCK = 8
 # A chain: EAGLE's trees need --speculative-eagle-topk above 1.
 _CHAIN = (

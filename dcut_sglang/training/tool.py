@@ -272,7 +272,6 @@ class Run:
         if self._has_texts:
             texts = Texts.load(self.args.texts)
         else:
-            self.prompts()
             _, texts = collect_texts(ResponseStore(self.store_folder), self.chosen)
         facts = json.loads((self.train_folder / "settings.json").read_text())
         curve = (self.train_folder / "curve.jsonl").read_text()
