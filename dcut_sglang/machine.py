@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
+
 
 def cpu_info() -> dict[str, str]:
     """The first processor's entry of /proc/cpuinfo; empty where there is none."""
@@ -13,3 +15,12 @@ def cpu_info() -> dict[str, str]:
     entry = path.read_text().split("\n\n", 1)[0]
     pairs = (line.split(":", 1) for line in entry.splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, value in pairs}
+
+
+def fast_dtype() -> str:
+    """The dtype in which this CPU multiplies matrices fastest.
+
+    Without bf16 instructions, torch's bf16 GEMM runs at a tenth of its float32 speed.
+    """
+    flags = set(cpu_info().get("flags", "").split())
+    return "bfloat16" if flags & _BFLOAT16_FLAGS else "float32"

@@ -35,6 +35,7 @@ from dcut_sglang.bench.server import REPO_ROOT, stop_on_sigterm
 from dcut_sglang.bench.session import Session
 from dcut_sglang.bench.summary import noise_band, noise_line, points, speedup, table
 from dcut_sglang.bench.waves import RequestFailed
+from dcut_sglang.machine import fast_dtype
 
 DEFAULT_ARMS = tuple(name for name in ARMS if name not in ABLATIONS)
 QUICK_ARMS = tuple(name for name in DEFAULT_ARMS if not name.endswith("-8"))
@@ -149,7 +150,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     prefix = "bench-quick" if args.quick else "bench"
     prefix += "-ablations" if args.ablations else ""
     out = args.out or REPO_ROOT / "bench_results" / f"{prefix}-{pair.name}.jsonl"
-    dtype = rows.fast_dtype() if pair.name == "smollm2" else "float32"
+    dtype = fast_dtype() if pair.name == "smollm2" else "float32"
     plan = Plan(
         pair, cells(args, pair), args.passes, args.tokens, dtype, args.seed, args.ignore_eos
     )

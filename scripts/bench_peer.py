@@ -26,6 +26,7 @@ from dcut_sglang.bench.rows import RowRefusedError
 from dcut_sglang.bench.server import REPO_ROOT, stop_on_sigterm
 from dcut_sglang.bench.summary import noise_band, noise_line, points, speedup, table
 from dcut_sglang.bench.waves import RequestFailed
+from dcut_sglang.machine import fast_dtype
 
 NAMES = [arm.name for arm in ARMS]
 
@@ -47,7 +48,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--least-requests", type=int, default=4, help="per wave")
     parser.add_argument("--ignore-eos", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", default=rows.fast_dtype(), help="default: %(default)s, here")
+    parser.add_argument("--dtype", default=fast_dtype(), help="default: %(default)s, here")
     parser.add_argument(
         "--compiled", action="store_true", help="torch.compile: minutes at each start, faster steps"
     )

@@ -18,12 +18,12 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from dcut_sglang.bench import rows
 from dcut_sglang.bench.arms import COMMON_ARGS, PAIRS, speculative_args
 from dcut_sglang.bench.progress import say
 from dcut_sglang.bench.server import REPO_ROOT, Server, stop_on_sigterm
 from dcut_sglang.bench.stats import paired_ratio
 from dcut_sglang.bench.waves import Prompt, run_wave, warm
+from dcut_sglang.machine import fast_dtype
 
 NUM_PROMPT_TOKENS = 40
 
@@ -64,7 +64,7 @@ def main() -> int:
                 pair.target,
                 [
                     *COMMON_ARGS,
-                    *("--dtype", rows.fast_dtype()),
+                    *("--dtype", fast_dtype()),
                     *speculative_args("DCUT", pair),
                     *("--dcut-config", json.dumps({"cost_cache_dir": ""})),
                 ],

@@ -25,6 +25,7 @@ from dcut_sglang.bench.speed_figures import throughput_figure
 from dcut_sglang.bench.stats import Ratio, paired_ratio
 from dcut_sglang.bench.waves import Prompt, WaveResult, run_wave, warm
 from dcut_sglang.cost import CostTable
+from dcut_sglang.machine import fast_dtype
 from dcut_sglang.replay.reproduce import reproduce
 from dcut_sglang.trace import read_trace
 
@@ -224,7 +225,7 @@ def print_table(cells: dict[int, dict[str, Any]]) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """The whole demo; the final JSON object."""
     pair = PAIRS[args.model]
-    speed_dtype = rows.fast_dtype() if pair.name == "smollm2" else "float32"
+    speed_dtype = fast_dtype() if pair.name == "smollm2" else "float32"
     logs = REPO_ROOT / ".cache" / "demo-logs"
     if speed_dtype == "float32":
         say("speed is measured in float32: this CPU has no bf16 instructions"

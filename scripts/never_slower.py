@@ -32,6 +32,7 @@ from dcut_sglang.bench.stats import Ratio, geomean, paired_ratio
 from dcut_sglang.bench.steady import run_steady_wave, staggered
 from dcut_sglang.bench.waves import Prompt, WaveResult, warm
 from dcut_sglang.cost import CostTable
+from dcut_sglang.machine import fast_dtype
 
 ROWS = REPO_ROOT / "bench_results" / "never-slower.jsonl"
 ARMS = ("plain", "dflash", "dcut")
@@ -192,7 +193,7 @@ def _rounded(ratio: float | None) -> float | None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Start the servers, measure every cell, keep the rows."""
-    pair, dtype = PAIRS["smollm2"], rows.fast_dtype()
+    pair, dtype = PAIRS["smollm2"], fast_dtype()
     prompts, texts = held_out_prompts(), RecordedTexts()
     if args.quick:
         plan = list(QUICK_CELLS)

@@ -15,12 +15,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dcut_sglang.bench import rows
 from dcut_sglang.bench.arms import PAIRS, speculative_args
 from dcut_sglang.bench.held_out import held_out_prompts
 from dcut_sglang.bench.server import REPO_ROOT, Server, stop_on_sigterm
 from dcut_sglang.bench.waves import Prompt
 from dcut_sglang.cost import CostTable
+from dcut_sglang.machine import fast_dtype
 from dcut_sglang.replay.anchors import AnchorBank
 from dcut_sglang.trace import read_trace
 
@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--probe-budget-s", type=float, default=120.0)
     parser.add_argument("--out", type=Path, default=REPO_ROOT / "dcut_sglang" / "data")
     args = parser.parse_args()
-    pair, dtype, begun = PAIRS["smollm2"], rows.fast_dtype(), time.monotonic()
+    pair, dtype, begun = PAIRS["smollm2"], fast_dtype(), time.monotonic()
     logs = REPO_ROOT / ".cache" / "record-logs"
     logs.mkdir(parents=True, exist_ok=True)
     path = logs / "every_anchor.trace"

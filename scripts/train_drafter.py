@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from dcut_sglang.machine import fast_dtype
 from dcut_sglang.training.prompts import NUM_TRAIN
 from dcut_sglang.training.tool import STAGES, Run
 
@@ -52,6 +53,13 @@ def main() -> int:
     add("--sequences", type=int, default=16, help="responses per step")
     add("--block-tokens", type=int, default=256, help="block tokens per response and step")
     add("--lr", type=float, default=2e-3)
+    add("--open-share", type=float, default=0.75, help="open text in steps of shorter blocks")
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default=fast_dtype(),
+        help="of matrix products in training and of restored features; default: %(default)s, here",
+    )
     add("--exclude", type=Path, default=ROOT / "scripts/demo_prompts.json")
     add("--seen", type=Path, help="JSON list of prompts that --init has been trained on")
     add("--texts", type=Path, help="responses.npz of an earlier run: their features are computed")

@@ -138,15 +138,6 @@ def file_hash(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def fast_dtype() -> str:
-    """The dtype in which this CPU multiplies matrices fastest.
-
-    Without bf16 instructions, torch's bf16 GEMM runs at a tenth of its float32 speed.
-    """
-    flags = set(cpu_info().get("flags", "").split())
-    return "bfloat16" if flags & {"avx512_bf16", "amx_bf16"} else "float32"
-
-
 def _commit() -> str:
     """Short commit id, with ``+`` and a hash of the changes where the tree has any.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from dcut_sglang.training.files import write_text
 from dcut_sglang.training.fit import FitConfig
 from dcut_sglang.training.prompts import KINDS, Prompt
 from dcut_sglang.training.responses import Response
-from dcut_sglang.training.run import identity_of, settled_steps, train
+from dcut_sglang.training.run import Probe, identity_of, settled_steps, train
 from dcut_sglang.training.store import ResponseStore
 from dcut_sglang.training.target import (
     check_fingerprint,
@@ -142,7 +141,7 @@ class Eagle3Run:
         save(head, self.folder, torch.bfloat16)
         self.log(f"training: {fitter.num_done} of {config.num_steps} steps done")
 
-    def _probe(self, head: Eagle3Head) -> Callable[[], float] | None:
+    def _probe(self, head: Eagle3Head) -> Probe | None:
         """Returns the accept length at 3 drafts on a few held-out prompts, as a function.
 
         None if no held-out response is there yet.
@@ -156,7 +155,12 @@ class Eagle3Run:
         ]
         if not few:
             return None
-        return lambda: walk(few, head_proposer(head, self.embed, few, 3), 4).accept_length()
+
+        def probe() -> dict[str, float]:
+            steps = walk(few, head_proposer(head, self.embed, few, 3), 4)
+            return {"accept_length": steps.accept_length()}
+
+        return probe
 
     def evaluate(self, folder: Path) -> Eagle3Report:
         """Measures the head in a folder on the held-out responses."""

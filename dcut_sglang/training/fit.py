@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from dcut_sglang.training.blocks import block_loss, block_token_ids
 from dcut_sglang.training.drafter import Drafter
 from dcut_sglang.training.muon import Muon
-from dcut_sglang.training.responses import Response
+from dcut_sglang.training.responses import Response, mixed_precision
 from dcut_sglang.training.vocabulary import VocabularySample, used_tokens
 
 
@@ -25,9 +25,11 @@ class FitConfig:
 
     Each step takes `num_sequences` responses and `num_block_tokens` tokens' worth of blocks from
     each. `long_share` of the steps use the drafter's largest block; the others draw a length from
-    its smallest to its largest, so that every length in between is in distribution.
+    its smallest to its largest, short ones more often, so that every length in between is in
+    distribution. `open_share` of those others' responses are open text (see `Fitter`).
     `num_extra_tokens` replaces the full vocabulary, most of which the responses never use, by the
-    tokens that do occur in them and so many random others; 0 keeps all.
+    tokens that do occur in them and so many random others; 0 keeps all. `dtype` is that of the
+    matrix products; weights and their updates are float32.
     """
 
     num_steps: int
@@ -40,6 +42,8 @@ class FitConfig:
     decay_share: float = 0.5
     seed: int = 0
     num_extra_tokens: int = 0
+    open_share: float = 0.0
+    dtype: str = "float32"
 
 
 class Optimizer:
@@ -53,9 +57,10 @@ class Optimizer:
         num_steps: int,
         warmup_steps: int,
         decay_share: float,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self._inner = [
-            Muon(matrices, lr=lr),
+            Muon(matrices, lr=lr, dtype=dtype),
             torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
         ]
         self._parameters = [*matrices, *others]
@@ -120,6 +125,7 @@ class ResumableFit(ABC):
             config.num_steps,
             config.warmup_steps,
             config.decay_share,
+            getattr(torch, config.dtype),
         )
         self.num_done = 0
         self.average_loss = 0.0
@@ -129,11 +135,15 @@ class ResumableFit(ABC):
         """Draws a batch; returns its loss, a scalar in nats."""
 
     def _batch(self) -> list[Response]:
-        return self._rng.sample(self._usable, min(self._config.num_sequences, len(self._usable)))
+        return self._draw(self._usable, self._config.num_sequences)
+
+    def _draw(self, responses: list[Response], count: int) -> list[Response]:
+        return self._rng.sample(responses, min(count, len(responses)))
 
     def step(self) -> None:
         """Takes one optimizer step."""
-        loss = self._loss()
+        with mixed_precision(self._config.dtype, next(self._model.parameters()).device):
+            loss = self._loss()
         self._optimizer.step(loss)
         value = loss.item()
         is_first = self.num_done == 0
@@ -165,7 +175,9 @@ class ResumableFit(ABC):
 class Fitter(ResumableFit):
     """A run that trains a DFlash drafter.
 
-    `embed` and `head` (float [vocab, hidden], on the drafter's device) stay frozen.
+    `embed` and `head` (float [vocab, hidden], on the drafter's device) stay frozen. `is_open`, one
+    per response, marks open text: there only the first drafts can be learnt, so that many short
+    blocks teach more than few long ones. Without it no response is open.
     """
 
     def __init__(
@@ -175,8 +187,16 @@ class Fitter(ResumableFit):
         head: Tensor,
         responses: Sequence[Response],
         config: FitConfig,
+        is_open: Sequence[bool] | None = None,
     ) -> None:
         super().__init__(drafter, responses, config, min_tokens=2)
+        chosen = {
+            id(r)
+            for r, is_one in zip(responses, is_open or (), strict=is_open is not None)
+            if is_one
+        }
+        self._open = [r for r in self._usable if id(r) in chosen]
+        self._others = [r for r in self._usable if id(r) not in chosen]
         self._drafter, self._embed, self._head = drafter, embed, head
         self._sample = None
         if config.num_extra_tokens:
@@ -184,11 +204,18 @@ class Fitter(ResumableFit):
                 used_tokens(self._usable), len(head), config.num_extra_tokens
             )
 
+    def _mixed_batch(self) -> list[Response]:
+        num_open = round(self._config.open_share * self._config.num_sequences)
+        num_others = self._config.num_sequences - num_open
+        return self._draw(self._open, num_open) + self._draw(self._others, num_others)
+
     def _loss(self) -> Tensor:
         config, sizes, device = self._config, self._drafter.config.block_sizes, self._embed.device
-        is_long = self._rng.random() < config.long_share
-        block_size = max(sizes) if is_long else self._rng.randint(min(sizes), max(sizes))
-        batch = self._batch()
+        block_size, is_long = max(sizes), self._rng.random() < config.long_share
+        if not is_long:
+            # Uniform in the logarithm.
+            block_size = round(min(sizes) * (max(sizes) / min(sizes)) ** self._rng.random())
+        batch = self._batch() if is_long or not self._open else self._mixed_batch()
         ids = pad_sequence([r.token_ids for r in batch], batch_first=True)
         features = pad_sequence([r.features for r in batch], batch_first=True)
         anchors = sample_anchors(batch, config.num_block_tokens // block_size, self._generator)

@@ -1,7 +1,7 @@
-"""Muon in float32: momentum, orthogonalised, for weight matrices.
+"""Muon: momentum, orthogonalised, for weight matrices.
 
-torch.optim.Muon orthogonalises in bfloat16, which is an order of magnitude slower on CPUs without
-bfloat16 arithmetic.
+torch.optim.Muon orthogonalises in bfloat16 only, which is an order of magnitude slower on CPUs
+without bfloat16 arithmetic.
 """
 
 from __future__ import annotations
@@ -17,21 +17,31 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 _NUM_ROUNDS = 5
 
 
-def orthogonalize(matrix: Tensor) -> Tensor:
-    """Returns a matrix with the same singular vectors and singular values near one."""
+def orthogonalize(matrix: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Returns a matrix with the same singular vectors and singular values near one.
+
+    `dtype` is that of the products; the result has the matrix's own.
+    """
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    x = wide / (wide.norm() + 1e-7)
+    x = (wide / (wide.norm() + 1e-7)).to(dtype)
     for _ in range(_NUM_ROUNDS):
         gram = x @ x.T
         x = _A * x + (_B * gram + _C * gram @ gram) @ x
-    return x if matrix.shape[0] <= matrix.shape[1] else x.T
+    return (x if matrix.shape[0] <= matrix.shape[1] else x.T).to(matrix.dtype)
 
 
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum and orthogonalisation, with updates as large as AdamW's typical ones."""
 
-    def __init__(self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.95) -> None:
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float,
+        momentum: float = 0.95,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum})
+        self._dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -47,7 +57,7 @@ class Muon(torch.optim.Optimizer):
                 if not state:
                     state["average"] = torch.zeros_like(parameter)
                 average = state["average"].lerp_(parameter.grad, 1 - momentum)
-                update = orthogonalize(parameter.grad.lerp(average, momentum))
+                update = orthogonalize(parameter.grad.lerp(average, momentum), self._dtype)
                 # An orthogonal m x n update has RMS 1/sqrt(max(m, n)); AdamW's is about 0.2.
                 scale = 0.2 * max(parameter.shape) ** 0.5
                 parameter.add_(update, alpha=-group["lr"] * scale)

@@ -111,9 +111,13 @@ def restore_responses(
     prompts: list[list[int]],
     settings: RunSettings,
     store: ResponseStore,
+    dtype: str,
     log: Log,
 ) -> None:
-    """Computes features for texts of an earlier run, where they answer prompts of this one."""
+    """Computes features for texts of an earlier run, where they answer prompts of this one.
+
+    dtype: of the matrix products, "float32" or "bfloat16".
+    """
     wanted = {tuple(prompt): index for index, prompt in enumerate(prompts)}
     for index in store.indices():
         wanted.pop(tuple(prompts[index]), None)
@@ -132,6 +136,7 @@ def restore_responses(
             [texts.num_prompt_tokens[row] for _, row in chunk],
             [texts.ends[row] for _, row in chunk],
             settings.target_layer_ids,
+            dtype=dtype,
             log=lambda _: None,
         )
         if share < MIN_OWN_SHARE:

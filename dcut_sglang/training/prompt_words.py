@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Words:
-    """What fills the slots; `topic` prompts draw from other words than all others."""
+    """What fills the slots; `topic` prompts draw from other words than all others.
+
+    `more_subjects` are those of the kind "explain": added when the held-out prompts were fixed.
+    """
 
     things: tuple[str, ...]
     attributes: tuple[str, ...]
@@ -16,6 +19,7 @@ class Words:
     tasks: tuple[str, ...]
     subjects: tuple[str, ...]
     activities: tuple[str, ...]
+    more_subjects: tuple[str, ...] = ()
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -26,6 +30,82 @@ _ATTRIBUTES = _split(
     "name; age; color; price; size; weight; height; title; author; year; email; phone; address;"
     "city; status; category; rating; quantity; speed; model; brand; owner; date; location;"
     "description; level; score; type; length; width"
+)
+_MORE_SUBJECTS = _split(
+    "a canal; a dam; a subway; a tram; a truck; a submarine; a helicopter; a parachute; a "
+    "kite; a sailboat; a canoe; a motorcycle; a tractor; a steam engine; a light bulb; a "
+    "transistor; a microchip; a laser; a radar; a sensor; a thermometer; a barometer; a "
+    "compass; a clock; a watch; a lens; a mirror; a prism; a pendulum; a lever; a pulley; a "
+    "gear; a spring; a pump; a turbine; a furnace; an oven; a refrigerator; a washing "
+    "machine; a vacuum cleaner; a sewing machine; a typewriter; a printer; a scanner; a "
+    "keyboard; a touchscreen; a smartphone; a tablet; a laptop; a server; a router; a web "
+    "browser; a search engine; an email; a password; a firewall; a spreadsheet; a text "
+    "editor; a debugger; a programming language; a function; a variable; a loop; an array; a "
+    "stack; a queue; a graph; a binary tree; sorting; dynamic programming; object-oriented "
+    "programming; version control; an API; XML; CSS; Java; Rust; a container; a virtual "
+    "machine; a data center; big data; data mining; deep learning; computer vision; speech "
+    "recognition; a chatbot; artificial intelligence; blockchain; cryptography; quantum "
+    "computing; virtual reality; a video game; animation; a podcast; a blog; social media; "
+    "advertising; marketing; a brand; a company; a startup; a factory; a supply chain; a "
+    "warehouse; a market; a shop; a restaurant; a hotel; a university; a school; a "
+    "kindergarten; a laboratory; a prison; a court; a judge; a lawyer; a police officer; a "
+    "firefighter; a nurse; a doctor; a dentist; a teacher; a farmer; a carpenter; an "
+    "architect; an engineer; a journalist; a photographer; a parliament; an election; a "
+    "constitution; a republic; a monarchy; human rights; citizenship; immigration; the United "
+    "Nations; the European Union; the Cold War; World War I; World War II; the French "
+    "Revolution; the American Civil War; the Industrial Revolution; the Middle Ages; the "
+    "Stone Age; the Bronze Age; ancient Greece; ancient Rome; the Maya; the Inca; the "
+    "Vikings; the Ottoman Empire; the Ming dynasty; the samurai; a knight; a pyramid; the "
+    "Great Wall of China; the Eiffel Tower; the Colosseum; the Taj Mahal; Paris; London; New "
+    "York; Tokyo; Berlin; Rome; Africa; Asia; Europe; Australia; Antarctica; Brazil; Canada; "
+    "India; Japan; Mexico; Norway; the Amazon; the Nile; the Sahara; the Himalayas; the Alps; "
+    "the Pacific Ocean; the Arctic; an ocean; a lake; a waterfall; a valley; a canyon; a "
+    "cave; a beach; a swamp; a meadow; a savanna; the tundra; a tornado; lightning; rain; "
+    "fog; wind; a tide; a wave; an earthquake; a tsunami; a flood; a drought; erosion; a "
+    "rock; a mineral; a crystal; a diamond; gold; silver; copper; iron; steel; aluminum; "
+    "glass; plastic; paper; wood; cotton; wool; silk; leather; rubber; concrete; oil; natural "
+    "gas; coal; nuclear energy; hydrogen; oxygen; carbon; nitrogen; water; salt; an acid; a "
+    "molecule; a chemical reaction; the periodic table; combustion; friction; magnetism; "
+    "heat; light; energy; velocity; acceleration; pressure; density; relativity; quantum "
+    "mechanics; thermodynamics; entropy; radioactivity; a cell; DNA; a gene; a protein "
+    "molecule; an enzyme; a bacterium; a virus; a fungus; a plant; a seed; a leaf; a root; a "
+    "flower; a tree; grass; moss; an insect; a spider; a worm; a snail; a frog; a snake; a "
+    "lizard; a crocodile; a turtle; a fish; a salmon; an octopus; a jellyfish; a bird; an "
+    "eagle; a parrot; a chicken; a duck; a mammal; a cat; a dog; a rabbit; a mouse; a "
+    "squirrel; a fox; a wolf; a bear; a lion; a tiger; a giraffe; a zebra; a monkey; a "
+    "gorilla; a kangaroo; a koala; a camel; a cow; a sheep; a goat; a pig; the heart; blood; "
+    "the liver; a kidney; the stomach; the skin; a nerve; a hormone; a tooth; digestion; "
+    "breathing; a fever; a cold; diabetes; cancer; an allergy; asthma; a headache; surgery; "
+    "an X-ray; a hearing aid; first aid; nutrition; a calorie; fiber; sugar; fat; milk; "
+    "butter; yogurt; an egg; meat; a potato; a tomato; an onion; garlic; a carrot; an apple; "
+    "a banana; an orange; a lemon; a grape; wine; beer; honey; pasta; pizza; soup; a salad; a "
+    "spice; pepper; cinnamon; vanilla; breakfast; cooking; baking; fishing; hunting; hiking; "
+    "climbing; cycling; running; skiing; surfing; sailing; basketball; baseball; volleyball; "
+    "golf; hockey; boxing; judo; gymnastics; the Olympic Games; the World Cup; a marathon; a "
+    "card game; a puzzle; a crossword; a toy; a doll; a fairy tale; a myth; a legend; a "
+    "fable; a short story; a biography; a diary; a letter; a dictionary; an encyclopedia; "
+    "grammar; a noun; a verb; an alphabet; Latin; Spanish; French; English; Chinese; "
+    "translation; rhetoric; a debate; logic; philosophy; ethics; religion; Buddhism; "
+    "Christianity; Islam; Hinduism; Judaism; a church; a temple; a mosque; a festival; a "
+    "wedding; a birthday; Christmas; New Year; a holiday; a vacation; tourism; a hobby; "
+    "music; a symphony; an opera; a song; a drum; a flute; a trumpet; hip hop; rock music; "
+    "the blues; classical music; ballet; a film; a documentary; a comedy; a tragedy; an "
+    "actor; a director; a painting; a drawing; a portrait; photography; architecture; design; "
+    "fashion; a park; a zoo; a farm; a vineyard; a greenhouse; compost; recycling; pollution; "
+    "a carbon footprint; the ozone layer; biodiversity; an endangered species; an ecosystem; "
+    "a food chain; conservation; a national park; wind power; hydropower; geothermal energy; "
+    "money; a currency; a loan; a credit card; a budget; a pension; a stock; a bond; "
+    "interest; economics; supply and demand; trade; globalization; unemployment; poverty; "
+    "charity; leadership; teamwork; communication; creativity; curiosity; patience; courage; "
+    "honesty; happiness; fear; anger; love; trust; respect; a habit; a dream; stress; "
+    "intelligence; learning; education; science; mathematics; arithmetic; zero; infinity; a "
+    "triangle; a circle; a polygon; symmetry; a matrix; a vector; calculus; a derivative; an "
+    "integral; a logarithm; probability; a histogram; an average; a theorem; a proof; an "
+    "equation; pi; physics; chemistry; biology; astronomy; geology; geography; history; "
+    "archaeology; anthropology; sociology; politics; a planet; Venus; Saturn; Neptune; Pluto; "
+    "a moon; an eclipse; a meteor; a nebula; a supernova; a space station; an astronaut; a "
+    "spacesuit; the Big Bang; time; a time zone; a season; spring; summer; autumn; winter; "
+    "the equator; latitude; a globe; GPS"
 )
 TRAIN_WORDS = Words(
     things=_split(
@@ -112,6 +192,7 @@ TRAIN_WORDS = Words(
         "taking better photos; managing time; working from home; reading more books;"
         "eating healthy; improving memory; cleaning the kitchen"
     ),
+    more_subjects=_MORE_SUBJECTS,
 )
 TOPIC_WORDS = Words(
     things=_split(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from dcut_sglang.training.prompt_words import OUTSIDE, TOPIC_WORDS, TRAIN_WORDS, Words
 
 SPLITS = ("train", "prompt", "topic", "domain")
-# How frequent each kind is among the training prompts. Open text is learnt slowest: a third of all.
+# How frequent each kind is among the training prompts. Open text is learnt slowest: half of all.
 SHARES = {
     "class": 14,
     "json": 10,
@@ -31,10 +31,12 @@ SHARES = {
     "note": 4,
     "chat": 12,
     "about": 30,
+    "explain": 60,
 }
 KINDS = tuple(SHARES)
-CODE_KINDS = tuple(kind for kind in KINDS if kind not in ("note", "chat", "about"))
-NUM_TRAIN = 6000
+OPEN_KINDS = ("note", "chat", "about", "explain")
+CODE_KINDS = tuple(kind for kind in KINDS if kind not in OPEN_KINDS)
+NUM_TRAIN = 9000
 NUM_PER_KIND = {"prompt": 10, "topic": 4}
 
 
@@ -45,6 +47,30 @@ class Prompt:
     kind: str
     split: str
     text: str
+
+
+_SHORT_QUESTIONS = (
+    "What is {}?",
+    "Explain what {} is in simple terms.",
+    "List five facts about {}.",
+    "Why is {} important?",
+    "Write a short introduction to {}.",
+)
+_LONG_QUESTIONS = (
+    "Tell me about {}.",
+    "Describe {} in a few sentences.",
+    "What is the history of {}?",
+    "How does {} affect our lives?",
+    "Write a paragraph about {}.",
+    "Explain {} to a child.",
+    "What should everyone know about {}?",
+    "Summarize what is known about {}.",
+    "Give an overview of {}.",
+    "What are the benefits of {}?",
+    "Name three interesting things about {}.",
+    "Write a short article about {}.",
+)
+_QUESTIONS = _SHORT_QUESTIONS + _LONG_QUESTIONS
 
 
 def _three(rng: random.Random, words: Words) -> str:
@@ -145,36 +171,15 @@ def _chat(rng: random.Random, words: Words) -> str:
     if rng.random() < 0.35:
         form = rng.choice(("Give me three tips for {}.", "What are the steps for {}?"))
         return form.format(rng.choice(words.activities))
-    form = rng.choice(
-        (
-            "What is {}?",
-            "Explain what {} is in simple terms.",
-            "List five facts about {}.",
-            "Why is {} important?",
-            "Write a short introduction to {}.",
-        )
-    )
-    return form.format(rng.choice(words.subjects))
+    return rng.choice(_SHORT_QUESTIONS).format(rng.choice(words.subjects))
 
 
 def _about(rng: random.Random, words: Words) -> str:
-    form = rng.choice(
-        (
-            "Tell me about {}.",
-            "Describe {} in a few sentences.",
-            "What is the history of {}?",
-            "How does {} affect our lives?",
-            "Write a paragraph about {}.",
-            "Explain {} to a child.",
-            "What should everyone know about {}?",
-            "Summarize what is known about {}.",
-            "Give an overview of {}.",
-            "What are the benefits of {}?",
-            "Name three interesting things about {}.",
-            "Write a short article about {}.",
-        )
-    )
-    return form.format(rng.choice(words.subjects))
+    return rng.choice(_LONG_QUESTIONS).format(rng.choice(words.subjects))
+
+
+def _explain(rng: random.Random, words: Words) -> str:
+    return rng.choice(_QUESTIONS).format(rng.choice(words.more_subjects or words.subjects))
 
 
 _MAKERS: dict[str, Callable[[random.Random, Words], str]] = {
@@ -191,6 +196,7 @@ _MAKERS: dict[str, Callable[[random.Random, Words], str]] = {
     "note": _note,
     "chat": _chat,
     "about": _about,
+    "explain": _explain,
 }
 
 

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+def mixed_precision(dtype: str, device: torch.device) -> torch.autocast:
+    """Returns a context whose matrix products are in `dtype`; "float32": as without it."""
+    is_mixed = dtype != "float32"
+    chosen = getattr(torch, dtype) if is_mixed else None
+    return torch.autocast(device.type, chosen, enabled=is_mixed)
+
+
 @dataclass(frozen=True)
 class Response:
     """Prompt and greedy continuation of one request.
@@ -109,9 +116,10 @@ def responses_of_texts(
     ends: Sequence[bool],
     layer_ids: Sequence[int],
     batch_size: int = 32,
+    dtype: str = "float32",
     log: Callable[[str], None] = print,
 ) -> tuple[list[Response], float]:
-    """Computes the features of texts that were decoded earlier.
+    """Computes the features of texts that were decoded earlier; `dtype`: of the matrix products.
 
     Returns the responses and the share of their tokens that are this target's greedy choice: one
     means that the texts are its own, up to rounding.
@@ -124,11 +132,14 @@ def responses_of_texts(
         rows = [torch.tensor(token_ids[i], device=target.device) for i in chunk]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         # The call keeps the last state normed: that is what the head reads.
-        states = target.model(ids, output_hidden_states=True).hidden_states
-        features = torch.cat([states[i + 1] for i in layer_ids], dim=-1)
+        with mixed_precision(dtype, target.device):
+            states = target.model(ids, output_hidden_states=True).hidden_states
+        features = torch.cat([states[i + 1].float() for i in layer_ids], dim=-1)
         for row, index in enumerate(chunk):
             length, first = len(rows[row]), num_prompt_tokens[index]
-            chosen = target.lm_head(states[-1][row, first - 1 : length - 1]).argmax(-1)
+            chosen = target.lm_head(
+                states[-1][row, first - 1 : length - 1].to(target.dtype)
+            ).argmax(-1)
             num_same += int((chosen == rows[row][first:]).sum())
             num_all += length - first
             found[index] = Response(

@@ -22,6 +22,9 @@ from dcut_sglang.training.fit import FitConfig, ResumableFit
 from dcut_sglang.training.responses import Response
 
 Log = Callable[[str], None]
+Probe = Callable[[], dict[str, float]]
+"""Measures the model as it is: accept lengths by name."""
+
 SAVE_EVERY_S = 60.0
 _PROGRESS_S = 15.0
 
@@ -41,13 +44,13 @@ def train(
     identity: dict[str, Any],
     deadline_s: float | None,
     log: Log,
-    probe: Callable[[], float] | None = None,
-    probe_every: int = 50,
+    probe: Probe | None = None,
+    probe_every: int = 100,
 ) -> float:
     """Takes the steps that are left; returns the CPU-seconds spent on training so far.
 
-    The state is saved about once a minute and at the end. `probe` returns an accept length; its
-    values go to `curve.jsonl` beside the state. `deadline_s` is a time.monotonic().
+    The state is saved about once a minute and at the end. What `probe` measures goes to
+    `curve.jsonl` beside the state. `deadline_s` is a time.monotonic().
     """
     cpu_s = -time.process_time()
     saved = load_state(state_path, identity)
@@ -119,27 +122,37 @@ def settled_steps(
     return replace(config, num_steps=steps_within(fitter, share * left_s))
 
 
-def _note(state_path: Path, fitter: ResumableFit, accept_length: float, log: Log) -> None:
-    log(f"training: step {fitter.num_done}, accept length {accept_length:.3f} on held-out prompts")
-    point = {
-        "step": fitter.num_done,
-        "loss": round(fitter.average_loss, 4),
-        "accept_length": round(accept_length, 4),
-    }
+def _note(state_path: Path, fitter: ResumableFit, measured: dict[str, float], log: Log) -> None:
+    told = ", ".join(f"{name} {value:.3f}" for name, value in measured.items())
+    log(f"training: step {fitter.num_done}, on held-out prompts: {told}")
+    point = {"step": fitter.num_done, "loss": round(fitter.average_loss, 4)}
+    point |= {name: round(value, 4) for name, value in measured.items()}
     path = state_path.with_name("curve.jsonl")
     before = path.read_text() if path.exists() else ""
     write_text(path, before + json.dumps(point) + "\n")
 
 
 def accept_length_probe(
-    drafter: Drafter, embed: Tensor, head: Tensor, responses: Sequence[Response]
-) -> Callable[[], float]:
-    """Returns a function that replays these responses with the drafter's largest block."""
-    block_size = max(drafter.config.block_sizes)
+    drafter: Drafter,
+    embed: Tensor,
+    head: Tensor,
+    responses: Sequence[Response],
+    is_open: Sequence[bool],
+) -> Probe:
+    """Returns a function that replays these responses with the drafter's largest block.
 
-    def probe() -> float:
+    It measures all of them together and, where there are any, the open ones alone.
+    """
+    block_size = max(drafter.config.block_sizes)
+    open_rows = [row for row, mark in enumerate(is_open) if mark]
+
+    def probe() -> dict[str, float]:
         with torch.no_grad():
             propose = drafter_proposer(drafter, embed, head, responses, block_size, is_lazy=True)
-            return walk(responses, propose, block_size).accept_length()
+            steps = walk(responses, propose, block_size)
+        measured = {"accept_length": steps.accept_length()}
+        if open_rows:
+            measured["open_accept_length"] = steps.accept_length(open_rows)
+        return measured
 
     return probe

@@ -24,7 +24,7 @@ from dcut_sglang.training.pipeline import (
     generate_responses,
     restore_responses,
 )
-from dcut_sglang.training.prompts import KINDS, prompt_set
+from dcut_sglang.training.prompts import KINDS, OPEN_KINDS, prompt_set
 from dcut_sglang.training.report import Report, evaluate
 from dcut_sglang.training.responses import Response, responses_of_texts
 from dcut_sglang.training.run import accept_length_probe, identity_of, settled_steps, train
@@ -107,7 +107,9 @@ class Run:
         store = ResponseStore(self.store_folder)
         if self.args.texts is not None:
             texts = Texts.load(self.args.texts)
-            restore_responses(self.target, texts, encoded, self.settings, store, self.log)
+            restore_responses(
+                *(self.target, texts, encoded, self.settings, store, self.args.dtype, self.log)
+            )
         generate_responses(
             self.target,
             encoded,
@@ -159,12 +161,15 @@ class Run:
             decay_share=0.7,
             seed=args.seed,
             num_extra_tokens=1024,
+            open_share=args.open_share,
+            dtype=args.dtype,
         )
-        fitter = Fitter(drafter, self.embed, self.head, responses, config)
+        is_open = [self.chosen[i].kind in OPEN_KINDS for i in indices]
+        fitter = Fitter(drafter, self.embed, self.head, responses, config, is_open)
         deadline_s = self.deadline_s(self._share("train"))
         config = settled_steps(config, known, args.steps, deadline_s, 0.92, lambda: fitter)
         drafter = self._start()
-        fitter = Fitter(drafter, self.embed, self.head, responses, config)
+        fitter = Fitter(drafter, self.embed, self.head, responses, config, is_open)
         num_tokens = sum(len(r.token_ids) - r.num_prompt_tokens for r in responses)
         facts = {
             "target": str(args.target),
@@ -179,8 +184,19 @@ class Run:
         self.log(f"training: {len(responses)} responses, {num_tokens} tokens")
         held_out = [r for i, r in found.items() if self.chosen[i].split == "prompt"]
         kinds = [p.kind for i in found if (p := self.chosen[i]).split == "prompt"]
-        few = [i for k in KINDS for i in _first(kinds, k, NUM_PROBE_PER_KIND)]
-        probe = accept_length_probe(drafter, self.embed, self.head, [held_out[i] for i in few])
+        # Twice as many open ones: they are few, and their accept lengths close to each other.
+        few = [
+            i
+            for kind in KINDS
+            for i in _first(kinds, kind, NUM_PROBE_PER_KIND * (1 + (kind in OPEN_KINDS)))
+        ]
+        probe = accept_length_probe(
+            drafter,
+            self.embed,
+            self.head,
+            [held_out[i] for i in few],
+            [kinds[i] in OPEN_KINDS for i in few],
+        )
         cpu_s = train(
             fitter,
             config.num_steps,

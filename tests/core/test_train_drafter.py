@@ -112,7 +112,7 @@ def toy_responses(count: int = 6) -> list[Response]:
     ]
 
 
-def toy_fitter(num_steps: int = 6) -> Fitter:
+def toy_fitter(num_steps: int = 6, dtype: str = "float32", num_open: int = 0) -> Fitter:
     torch.manual_seed(1)
     embed, head = torch.randn(40, 16), torch.randn(40, 16)
     config = FitConfig(
@@ -121,8 +121,12 @@ def toy_fitter(num_steps: int = 6) -> Fitter:
         num_block_tokens=24,
         warmup_steps=2,
         num_extra_tokens=5,
+        open_share=0.75,
+        dtype=dtype,
     )
-    return Fitter(Drafter(toy_config()), embed, head, toy_responses(), config)
+    texts = toy_responses()
+    is_open = [row < num_open for row in range(len(texts))]
+    return Fitter(Drafter(toy_config()), embed, head, texts, config, is_open)
 
 
 # --- prompts
@@ -230,7 +234,7 @@ def test_texts_bring_features_back(target: Any, prompts: list[list[int]], tmp_pa
     assert (texts.kind[0], texts.split[0]) == ("sql", "train")
     assert texts.rows([1]).token_ids == [texts.token_ids[1]]
     store, settings = ResponseStore(tmp_path / "s"), new_settings(target)
-    restore_responses(target, texts, prompts, settings, store, lambda _: None)
+    restore_responses(target, texts, prompts, settings, store, "float32", lambda _: None)
     assert store.indices() == set(found)
     for index, response in store.load().items():
         torch.testing.assert_close(
@@ -246,7 +250,8 @@ def test_texts_bring_features_back(target: Any, prompts: list[list[int]], tmp_pa
     other = Texts(broken, texts.num_prompt_tokens, texts.ends, texts.kind, texts.split)
     with pytest.raises(ValueError, match="made by another target"):
         restore_responses(
-            target, other, prompts, settings, ResponseStore(tmp_path / "t"), lambda _: None
+            *(target, other, prompts, settings, ResponseStore(tmp_path / "t")),
+            *("float32", lambda _: None),
         )
     _, share = responses_of_texts(
         target, texts.token_ids, texts.num_prompt_tokens, texts.ends, LAYER_IDS, log=lambda _: None
@@ -287,9 +292,12 @@ def test_training_stops_in_time_and_goes_on(tmp_path: Path) -> None:
     path, identity = tmp_path / "state.pt", {"run": 1}
     messages: list[str] = []
 
+    def probe() -> dict[str, float]:
+        return {"accept_length": 1.5, "open_accept_length": 1.25}
+
     def call(deadline_s: float | None) -> Fitter:
         fitter = toy_fitter()
-        train(fitter, 6, path, identity, deadline_s, messages.append, lambda: 1.5, probe_every=3)
+        train(fitter, 6, path, identity, deadline_s, messages.append, probe, probe_every=3)
         return fitter
 
     late = call(time.monotonic() - 1)
@@ -298,8 +306,53 @@ def test_training_stops_in_time_and_goes_on(tmp_path: Path) -> None:
     assert done.num_done == 6
     points = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
     assert [point["step"] for point in points] == [0, 3, 6]
+    assert points[0]["open_accept_length"] == 1.25
     assert call(None).num_done == 6
     assert any("going on at step 6" in message for message in messages)
+
+
+def test_steps_of_short_blocks_take_more_open_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitter = toy_fitter(num_steps=60, num_open=2)
+    texts = toy_responses()
+    is_open = {tuple(text.token_ids.tolist()) for text in texts[:2]}
+    seen: list[tuple[int, int]] = []
+    forward = fitter._drafter.forward
+
+    def note(embeds: Tensor, *rest: Any) -> Tensor:
+        seen.append((embeds.shape[2], len(batches[-1])))
+        return forward(embeds, *rest)
+
+    batches: list[list[Response]] = []
+    draw = fitter._draw
+
+    def note_draw(responses: list[Response], count: int) -> list[Response]:
+        drawn = draw(responses, count)
+        batches.append(drawn)
+        return drawn
+
+    monkeypatch.setattr(fitter._drafter, "forward", note)
+    monkeypatch.setattr(fitter, "_draw", note_draw)
+    for _ in range(60):
+        batches.clear()
+        seen.clear()
+        fitter.step()
+        rows = [tuple(r.token_ids.tolist()) in is_open for batch in batches for r in batch]
+        block_size = seen[0][0]
+        assert 4 <= block_size <= 6
+        # Three responses a step; of a short one's, three quarters (two) are open.
+        if block_size < 6:
+            assert sorted(rows) == [False, True, True]
+
+
+def test_bfloat16_products_learn_as_float32_ones() -> None:
+    losses = {}
+    for dtype in ("float32", "bfloat16"):
+        fitter = toy_fitter(num_steps=20, dtype=dtype)
+        for _ in range(20):
+            fitter.step()
+        assert all(p.dtype == torch.float32 for p in fitter._drafter.parameters())
+        losses[dtype] = fitter.average_loss
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
 
 
 def test_timing_steps_changes_nothing() -> None:
@@ -471,7 +524,14 @@ def test_lazy_drafts_are_accepted_alike() -> None:
     assert full.accepts.sum() > 0
     known = lazy.confidence > 0
     torch.testing.assert_close(lazy.confidence[known], full.confidence[known])
-    assert accept_length_probe(drafter, embed, head, texts)() == full.accept_length()
+    is_open = [row > 1 for row in range(len(texts))]
+    measured = accept_length_probe(drafter, embed, head, texts, is_open)()
+    assert measured["accept_length"] == full.accept_length()
+    assert measured["open_accept_length"] == full.accept_length(range(2, len(texts)))
+    assert (
+        "open_accept_length"
+        not in accept_length_probe(drafter, embed, head, texts, [False] * len(texts))()
+    )
 
 
 def test_reliability_of_a_calibrated_and_an_overconfident_drafter() -> None:
