@@ -53,6 +53,7 @@ def main() -> int:
     add("--sequences", type=int, default=16, help="responses per step")
     add("--block-tokens", type=int, default=256, help="block tokens per response and step")
     add("--lr", type=float, default=2e-3)
+    add("--taught-share", type=float, default=0.5, help="of the target's distribution in a label")
     add("--open-share", type=float, default=0.75, help="open text in steps of shorter blocks")
     add(
         "--dtype",

@@ -34,13 +34,26 @@ def draft_weights(num_drafts: int, gamma: float) -> Tensor:
     return torch.exp(-torch.arange(num_drafts, dtype=torch.float32) / gamma)
 
 
-def block_loss(logits: Tensor, labels: Tensor, valid: Tensor, gamma: float) -> Tensor:
+def block_loss(
+    logits: Tensor,
+    labels: Tensor,
+    valid: Tensor,
+    gamma: float,
+    taught: Tensor | None = None,
+    taught_share: float = 0.0,
+) -> Tensor:
     """Weighted mean cross-entropy of the drafts.
 
     logits: [..., D-1, vocab]; labels: int64 [..., D-1]; valid: bool [..., D-1], false behind the
-    end of the text. Returns a scalar in nats.
+    end of the text. `taught`: the target's own logits, of the same shape; its distribution takes
+    `taught_share` of a label's place. Returns a scalar in nats.
     """
     weights = draft_weights(labels.shape[-1], gamma).to(logits.device) * valid
     chosen = valid.nonzero(as_tuple=True)
-    loss = F.cross_entropy(logits[chosen].float(), labels[chosen], reduction="none")
+    truth = labels[chosen]
+    if taught is not None and taught_share:
+        shares = taught_share * taught[chosen].float().softmax(-1)
+        own = shares.new_full((len(truth), 1), 1 - taught_share)
+        truth = shares.scatter_add_(1, truth[:, None], own)
+    loss = F.cross_entropy(logits[chosen].float(), truth, reduction="none")
     return (loss * weights[chosen]).sum() / weights.sum().clamp(min=1e-6)

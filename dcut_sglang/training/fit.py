@@ -16,6 +16,7 @@ from dcut_sglang.training.blocks import block_loss, block_token_ids
 from dcut_sglang.training.drafter import Drafter
 from dcut_sglang.training.muon import Muon
 from dcut_sglang.training.responses import Response, mixed_precision
+from dcut_sglang.training.teacher import Teacher
 from dcut_sglang.training.vocabulary import VocabularySample, used_tokens
 
 
@@ -29,7 +30,9 @@ class FitConfig:
     distribution. `open_share` of those others' responses are open text (see `Fitter`).
     `num_extra_tokens` replaces the full vocabulary, most of which the responses never use, by the
     tokens that do occur in them and so many random others; 0 keeps all. `dtype` is that of the
-    matrix products; weights and their updates are float32.
+    matrix products; weights and their updates are float32. A teacher's distribution takes
+    `taught_share` of a label's place, and less and less as the learning rate decays: at the end
+    the drafter learns what is accepted, the target's greedy token.
     """
 
     num_steps: int
@@ -43,6 +46,7 @@ class FitConfig:
     seed: int = 0
     num_extra_tokens: int = 0
     open_share: float = 0.0
+    taught_share: float = 0.0
     dtype: str = "float32"
 
 
@@ -70,6 +74,12 @@ class Optimizer:
             return max(min(1.0, (step + 1) / warmup_steps, decay), 0.01)
 
         self._schedules = [torch.optim.lr_scheduler.LambdaLR(o, scale) for o in self._inner]
+
+    @property
+    def scale(self) -> float:
+        """The learning rate of the next step over the highest one."""
+        group = self._inner[0].param_groups[0]
+        return float(group["lr"] / group["initial_lr"])
 
     def step(self, loss: Tensor) -> None:
         """Back-propagates, clips and updates."""
@@ -188,6 +198,7 @@ class Fitter(ResumableFit):
         responses: Sequence[Response],
         config: FitConfig,
         is_open: Sequence[bool] | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         super().__init__(drafter, responses, config, min_tokens=2)
         chosen = {
@@ -198,6 +209,7 @@ class Fitter(ResumableFit):
         self._open = [r for r in self._usable if id(r) in chosen]
         self._others = [r for r in self._usable if id(r) not in chosen]
         self._drafter, self._embed, self._head = drafter, embed, head
+        self._teacher = teacher
         self._sample = None
         if config.num_extra_tokens:
             self._sample = VocabularySample(
@@ -223,18 +235,32 @@ class Fitter(ResumableFit):
         valid = places < torch.tensor([len(r.token_ids) for r in batch])[:, None, None]
         labels = ids.gather(1, places.clamp(max=ids.shape[1] - 1).flatten(1)).view_as(places)
         blocks = block_token_ids(ids, anchors, block_size, self._drafter.config.mask_token_id)
-        context = self._drafter.context(features.to(device).float())
+        features = features.to(device).float()
+        context = self._drafter.context(features)
         anchors = anchors.to(device)
         hidden = self._drafter(self._embed[blocks.to(device)], anchors, context)[:, :, 1:]
-        if self._sample is None:
-            logits = hidden @ self._head.T
-        else:
+        output, correction = self._head, None
+        if self._sample is not None:
             chosen, correction = self._sample.draw(self._generator)
-            logits = hidden @ self._head[chosen.to(device)].T + correction.to(device)
+            output, correction = output[chosen.to(device)], correction.to(device)
             labels = self._sample.place_of[labels]
+
+        def logits(states: Tensor) -> Tensor:
+            return states @ output.T if correction is None else states @ output.T + correction
+
+        taught, taught_share = None, config.taught_share * self._optimizer.scale
+        if self._teacher is not None and taught_share:
+            with torch.no_grad():
+                states = self._teacher.hidden(features)
+                # The state at a place tells the token behind it.
+                before = (places - 1).clamp(max=ids.shape[1] - 1).flatten(1).to(device)
+                before = before[..., None].expand(-1, -1, states.shape[-1])
+                taught = logits(states.gather(1, before).view_as(hidden))
         # Labels behind the end of a text are not used and may be absent from the sample.
-        labels = labels.where(valid, 0)
-        return block_loss(logits, labels.to(device), valid.to(device), config.gamma)
+        labels = labels.where(valid, 0).to(device)
+        return block_loss(
+            logits(hidden), labels, valid.to(device), config.gamma, taught, taught_share
+        )
 
 
 def fit(

@@ -40,6 +40,7 @@ from dcut_sglang.training.target import (
     load_target,
     load_tokenizer,
 )
+from dcut_sglang.training.teacher import Teacher
 from dcut_sglang.training.vocabulary import used_tokens
 
 STAGES = ("prompts", "responses", "train", "eval", "export")
@@ -162,14 +163,21 @@ class Run:
             seed=args.seed,
             num_extra_tokens=1024,
             open_share=args.open_share,
+            taught_share=args.taught_share,
             dtype=args.dtype,
         )
         is_open = [self.chosen[i].kind in OPEN_KINDS for i in indices]
-        fitter = Fitter(drafter, self.embed, self.head, responses, config, is_open)
+        teacher = Teacher(self.target, self.settings.target_layer_ids[-1])
+
+        def new_fitter(drafter: Drafter) -> Fitter:
+            return Fitter(drafter, self.embed, self.head, responses, config, is_open, teacher)
+
         deadline_s = self.deadline_s(self._share("train"))
-        config = settled_steps(config, known, args.steps, deadline_s, 0.92, lambda: fitter)
+        config = settled_steps(
+            config, known, args.steps, deadline_s, 0.92, lambda: new_fitter(drafter)
+        )
         drafter = self._start()
-        fitter = Fitter(drafter, self.embed, self.head, responses, config, is_open)
+        fitter = new_fitter(drafter)
         num_tokens = sum(len(r.token_ids) - r.num_prompt_tokens for r in responses)
         facts = {
             "target": str(args.target),

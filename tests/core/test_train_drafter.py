@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dcut_sglang.training import generate
 from dcut_sglang.training import store as store_module
+from dcut_sglang.training.blocks import block_loss, draft_weights
 from dcut_sglang.training.card import model_card
 from dcut_sglang.training.checkpoint import load_state, save_state
 from dcut_sglang.training.drafter import Drafter, DrafterConfig, load, save
@@ -49,6 +50,7 @@ from dcut_sglang.training.target import (
     load_target,
     load_tokenizer,
 )
+from dcut_sglang.training.teacher import Teacher
 from dcut_sglang.training.vocabulary import VocabularySample
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -342,6 +344,32 @@ def test_steps_of_short_blocks_take_more_open_text(monkeypatch: pytest.MonkeyPat
         # Three responses a step; of a short one's, three quarters (two) are open.
         if block_size < 6:
             assert sorted(rows) == [False, True, True]
+
+
+def test_the_teacher_is_the_target(target: Any, prompts: list[list[int]]) -> None:
+    lengths = [len(prompt) for prompt in prompts[:3]]
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(p) for p in prompts[:3]], batch_first=True)
+    features = hidden_features(target, ids, LAYER_IDS)
+    found = Teacher(target, LAYER_IDS[-1]).hidden(features)
+    with torch.no_grad():
+        expected = target.model(ids).last_hidden_state
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(found[row, :length], expected[row, :length])
+
+
+def test_labels_mix_the_truth_and_the_teacher() -> None:
+    logits, taught = torch.randn(2, 3, 7), torch.randn(2, 3, 7)
+    labels, valid = torch.randint(7, (2, 3)), torch.tensor([[1, 1, 0], [1, 1, 1]]).bool()
+
+    def loss(*extra: Any) -> float:
+        return block_loss(logits, labels, valid, 5.0, *extra).item()
+
+    weights = draft_weights(3, 5.0) * valid
+    soft = -(taught.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+    expected = ((soft * weights).sum() / weights.sum()).item()
+    assert loss(taught, 1.0) == pytest.approx(expected, rel=1e-5)
+    assert loss(taught, 0.25) == pytest.approx(0.25 * expected + 0.75 * loss(), rel=1e-5)
+    assert loss(taught, 0.0) == loss()
 
 
 def test_bfloat16_products_learn_as_float32_ones() -> None:
