@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,3 +57,8 @@ def choose(
     ms = view.cost.verify_each(view.context, kept.sum(axis=1)) + view.cost.draft(view.context)
     ratio = (bs + kept.sum(axis=1)) / (bs * model.block_size)
     return Chosen(float(ratio.mean()), float(1000 * tokens.sum() / ms.sum()))
+
+
+def middle(values: Sequence[float]) -> float:
+    """The middle of what equally good populations predict."""
+    return (max(values) + min(values)) / 2

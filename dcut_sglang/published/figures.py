@@ -56,12 +56,15 @@ def draw_additions(rows: Sequence[Addition], path: Path) -> None:
     figure, ax = plt.subplots(figsize=(7, 4))
     sizes = [a.bs for a in rows]
     full = h20.throughput("July", "Qwen3-8B", "DFlash-B16")
+    published_8 = h20.throughput("July", "Qwen3-8B", "D-Cut-B8")
     for label, values, style in (
         ("DFlash-B16 (published)", [full[bs] for bs in sizes], "k:"),
         ("D-Cut-B16 (published)", [a.published for a in rows], "ko"),
+        ("D-Cut-B8 (published)", [published_8[bs] for bs in sizes], "k^"),
         ("drafts only, 4 buckets", [a.drafts_only for a in rows], "tab:orange"),
         ("anchors counted", [a.anchors for a in rows], "tab:blue"),
         ("any number, plain steps", [a.plain_steps for a in rows], "tab:green"),
+        ("the same, better of D = 8 (assumed) and 16", [a.best for a in rows], "tab:red"),
     ):
         relative = [value / a.plain for value, a in zip(values, rows, strict=True)]
         ax.plot(sizes, relative, style, label=label)
