@@ -12,7 +12,7 @@ RESPONSES = REPO_ROOT / "models" / "smollm2-135m-dflash" / "training" / "respons
 # Kinds that the drafter predicts well, and those it does not: free text, and all that lies
 # outside of its training templates.
 EASY_KINDS = ("c program", "json", "class", "java class")
-HARD_KINDS = ("chat", "about", "note", "domain")
+HARD_KINDS = ("chat", "about", "explain", "note", "domain")
 GROUPS = ("easy", "hard", "mixed")
 
 

@@ -2,13 +2,14 @@
 
 They are a projection of the target's hidden states. In a run of plain steps nobody reads them, and
 projecting the rows of several steps at once costs a fraction of projecting them one by one, so
-rows of steps that verify no draft wait. They are written before a step that drafts, and before
-anything but a decode step.
+rows of steps that verify no draft wait, and so do those of a short prefill (a prompt that the
+prefix cache knows has one row). They are written before a step that drafts, and before a longer
+prefill.
 
-Until then a request may end, and another one of the batch may be given a slot of it. A row of the
-new owner that waits as well stands behind the old one's, and a step that drafts, or verifies
-drafts, writes what waits first: the new owner's row is written last. The rows of a request that has
-ended are written all the same, since the prefix cache may hand its slots to a later request.
+Until then a request may end, and another one may be given a slot of it. A row of the new owner
+that waits as well stands behind the old one's, which is then not written (``superseded``); a step
+that drafts, or verifies drafts, writes what waits first. The rows of a request that has ended are
+written otherwise, since the prefix cache may hand its slots to a later request.
 """
 
 from __future__ import annotations
@@ -20,6 +21,19 @@ import torch
 from dcut_sglang.host.window import BlockWindow, PackedRows
 
 _MOST_WAITING = 256
+_SHORT_PREFILL = 16
+
+
+# Where SGLang's pools take what padded rows write: nobody reads it.
+PADDING_SLOT = 0
+
+
+def superseded(slots: torch.Tensor) -> torch.Tensor:
+    """Which of the slots, int64 [n], occur again further behind: bool [n].
+
+    Of several rows for one slot in one write, torch leaves open which one stays. No host sync.
+    """
+    return (slots[:, None] == slots).triu(1).any(dim=1)
 
 
 class DraftKV:
@@ -42,15 +56,30 @@ class DraftKV:
             hidden: [rows, features], the target layers that the drafter reads.
         """
         is_plain = rows.num_rows == window.bs
-        # A captured graph writes its output to the same place at every replay.
-        self._hidden.append(hidden.clone() if is_plain else hidden)
-        self._slots.append(
-            window.plan.write_ids(
-                self._worker.draft_model_runner.kv_index_translator, cols=rows.index
-            )
+        slots = window.plan.write_ids(
+            self._worker.draft_model_runner.kv_index_translator, cols=rows.index
         )
-        self._positions.append(rows.positions)
-        if not is_plain or rows.num_rows * len(self._hidden) >= _MOST_WAITING:
+        # A captured graph writes its output to the same place at every replay.
+        self._wait(hidden.clone() if is_plain else hidden, slots, rows.positions)
+        if not is_plain:
+            self.settle()
+
+    def prefilled(self, hidden: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> bool:
+        """Take the rows of a prefill, if they are few. No host sync.
+
+        Of many rows, those that wait are written first and the caller writes the new ones.
+        """
+        if len(hidden) > _SHORT_PREFILL or len(hidden) != len(slots):
+            self.settle()
+            return False
+        self._wait(hidden.clone(), slots, positions)
+        return True
+
+    def _wait(self, hidden: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> None:
+        self._hidden.append(hidden)
+        self._slots.append(slots)
+        self._positions.append(positions)
+        if sum(map(len, self._hidden)) >= _MOST_WAITING:
             self.settle()
 
     def settle(self) -> None:
@@ -61,10 +90,10 @@ class DraftKV:
             parts[0] if len(parts) == 1 else torch.cat(parts)
             for parts in (self._hidden, self._slots, self._positions)
         )
+        if len(self._slots) > 1:
+            slots = slots.masked_fill(superseded(slots), PADDING_SLOT)
         self.forget()
-        self._worker._append_target_hidden_to_draft_kv_by_loc(
-            target_hidden=hidden, cache_loc=slots, positions=positions
-        )
+        self._worker.write_draft_kv(hidden, slots, positions)
 
     def forget(self) -> None:
         """Drop the rows that wait: those of the probe are nobody's."""

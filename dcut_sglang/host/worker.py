@@ -16,7 +16,6 @@ from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
-from dcut_sglang import __version__
 from dcut_sglang.accept import Accepted, accept
 from dcut_sglang.controller import Controller
 from dcut_sglang.force import Forced
@@ -107,7 +106,6 @@ class DCutWorker(DFlashWorkerV2):
         if not mode.is_decode() and self.learning is not None:
             self.learning.interrupted()
         if mode.is_extend() or batch.is_extend_in_batch or mode.is_idle():
-            self.draft_kv.settle()
             with self.chooser.prefill(batch):
                 return super().forward_batch_generation(
                     batch, on_publish, grammar_barrier, pp_proxy_tensors
@@ -117,6 +115,26 @@ class DCutWorker(DFlashWorkerV2):
                 f"a DCUT decode batch carries DFlashDraftInputV2, got {type(batch.spec_info)}"
             )
         return self.decode_step(batch, on_publish, grammar_barrier)
+
+    def _append_target_hidden_to_draft_kv_by_loc(
+        self,
+        *,
+        target_hidden: torch.Tensor,
+        cache_loc: torch.Tensor,
+        positions: torch.Tensor,
+        **kwargs: Any,
+    ) -> None:
+        """What the parent's prefill calls for the drafter's keys and values of the prompt."""
+        if not self.draft_kv.prefilled(target_hidden, cache_loc, positions):
+            self.write_draft_kv(target_hidden, cache_loc, positions, **kwargs)
+
+    def write_draft_kv(
+        self, hidden: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, **kwargs: Any
+    ) -> None:
+        """Project target features [rows, features] to the drafter's KV, at slots int64 [rows]."""
+        super()._append_target_hidden_to_draft_kv_by_loc(
+            target_hidden=hidden, cache_loc=slots, positions=positions, **kwargs
+        )
 
     def decode_step(
         self, batch: Any, on_publish: Any, grammar_barrier: Any = None
@@ -277,26 +295,6 @@ class DCutWorker(DFlashWorkerV2):
             routed_experts_output=target.result.routed_experts_output,
             indexer_topk_output=target.result.indexer_topk_output,
         )
-
-    def describe(self) -> dict[str, Any]:
-        """The ``dcut`` object of ``/server_info``. Syncs once with the device."""
-        assert self.selector and self.controller and self.learning
-        correction = self.learning.correction
-        return {
-            "version": __version__,
-            "active": True,
-            "block_size": self.block_size,
-            "forced": self.forced.describe() if self.forced is not None else None,
-            "mode": self.controller.mode,
-            "config": self.config.to_dict(),
-            "probe_s": round(self.probe_s, 3),
-            "cost_table": self.selector.cost.to_json(),
-            "cost_correction": correction.to_json() if correction else None,
-            "calibration": self.controller.calibration.to_json(),
-            "kv_slots_free": self.model_runner.token_to_kv_pool_allocator.available_size(),
-            "request_slots_free": self.model_runner.req_to_token_pool.available_size(),
-            **self.metrics.snapshot(),
-        }
 
 
 def _to_share(plan: Plan | None) -> tuple[Mode, IntArray, int]:

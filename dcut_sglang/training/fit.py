@@ -27,7 +27,8 @@ class FitConfig:
     Each step takes `num_sequences` responses and `num_block_tokens` tokens' worth of blocks from
     each. `long_share` of the steps use the drafter's largest block; the others draw a length from
     its smallest to its largest, short ones more often, so that every length in between is in
-    distribution. `open_share` of those others' responses are open text (see `Fitter`).
+    distribution. `open_share` of those others' responses are open text, and as much of the long
+    ones' is not (see `Fitter`).
     `num_extra_tokens` replaces the full vocabulary, most of which the responses never use, by the
     tokens that do occur in them and so many random others; 0 keeps all. `dtype` is that of the
     matrix products; weights and their updates are float32. A teacher's distribution takes
@@ -216,8 +217,8 @@ class Fitter(ResumableFit):
                 used_tokens(self._usable), len(head), config.num_extra_tokens
             )
 
-    def _mixed_batch(self) -> list[Response]:
-        num_open = round(self._config.open_share * self._config.num_sequences)
+    def _mixed_batch(self, open_share: float) -> list[Response]:
+        num_open = round(open_share * self._config.num_sequences)
         num_others = self._config.num_sequences - num_open
         return self._draw(self._open, num_open) + self._draw(self._others, num_others)
 
@@ -227,7 +228,8 @@ class Fitter(ResumableFit):
         if not is_long:
             # Uniform in the logarithm.
             block_size = round(min(sizes) * (max(sizes) / min(sizes)) ** self._rng.random())
-        batch = self._batch() if is_long or not self._open else self._mixed_batch()
+        open_share = 1 - config.open_share if is_long else config.open_share
+        batch = self._mixed_batch(open_share) if self._open and self._others else self._batch()
         ids = pad_sequence([r.token_ids for r in batch], batch_first=True)
         features = pad_sequence([r.features for r in batch], batch_first=True)
         anchors = sample_anchors(batch, config.num_block_tokens // block_size, self._generator)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from dcut_sglang.training.files import write_text
 from dcut_sglang.training.generate import decode
@@ -68,13 +71,21 @@ def generate_responses(
     store: ResponseStore,
     eos_token_id: int,
     num_rows: int,
+    dtype: str,
     deadline_s: float | None,
     log: Log,
 ) -> None:
-    """Decodes every prompt that the store lacks, in order, until done or out of time."""
-    done = store.indices()
+    """Decodes every prompt that the store lacks, in order, until done or out of time.
+
+    dtype: in which the target decodes, "float32" or "bfloat16".
+    """
+    done = store.indices() & set(range(len(prompts)))
     missing = [index for index in range(len(prompts)) if index not in done]
     log(f"responses: {len(done)} of {len(prompts)} on disk")
+    if not missing:
+        return
+    if target.dtype != getattr(torch, dtype):
+        target = copy.deepcopy(target).to(getattr(torch, dtype))
     begin = last = time.monotonic()
     num_new = num_tokens = 0
     stream = decode(
@@ -119,8 +130,8 @@ def restore_responses(
     dtype: of the matrix products, "float32" or "bfloat16".
     """
     wanted = {tuple(prompt): index for index, prompt in enumerate(prompts)}
-    for index in store.indices():
-        wanted.pop(tuple(prompts[index]), None)
+    for index in store.indices() & set(wanted.values()):
+        del wanted[tuple(prompts[index])]
     rows = [
         (wanted[prompt], row)
         for row, (ids, length) in enumerate(

@@ -36,7 +36,7 @@ SHARES = {
 KINDS = tuple(SHARES)
 OPEN_KINDS = ("note", "chat", "about", "explain")
 CODE_KINDS = tuple(kind for kind in KINDS if kind not in OPEN_KINDS)
-NUM_TRAIN = 9000
+NUM_TRAIN = 20000
 NUM_PER_KIND = {"prompt": 10, "topic": 4}
 
 

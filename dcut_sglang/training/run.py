@@ -19,6 +19,7 @@ from dcut_sglang.training.eagle3 import Eagle3Head
 from dcut_sglang.training.evaluate import drafter_proposer, walk
 from dcut_sglang.training.files import write_text
 from dcut_sglang.training.fit import FitConfig, ResumableFit
+from dcut_sglang.training.prompts import OPEN_KINDS
 from dcut_sglang.training.responses import Response
 
 Log = Callable[[str], None]
@@ -27,6 +28,7 @@ Probe = Callable[[], dict[str, float]]
 
 SAVE_EVERY_S = 60.0
 _PROGRESS_S = 15.0
+_NUM_PROBED = 2
 
 
 def identity_of(
@@ -136,15 +138,19 @@ def accept_length_probe(
     drafter: Drafter,
     embed: Tensor,
     head: Tensor,
-    responses: Sequence[Response],
-    is_open: Sequence[bool],
+    held_out: Sequence[Response],
+    kinds: Sequence[str],
 ) -> Probe:
-    """Returns a function that replays these responses with the drafter's largest block.
+    """Returns a function that replays the first of each kind with the drafter's largest block.
 
-    It measures all of them together and, where there are any, the open ones alone.
+    It measures all of them together and, where there are any, the open ones alone; of those it
+    takes twice as many, since their accept lengths lie close together.
     """
     block_size = max(drafter.config.block_sizes)
-    open_rows = [row for row, mark in enumerate(is_open) if mark]
+    count = {kind: _NUM_PROBED * (1 + (kind in OPEN_KINDS)) for kind in kinds}
+    chosen = [i for i, kind in enumerate(kinds) if kinds[:i].count(kind) < count[kind]]
+    responses = [held_out[i] for i in chosen]
+    open_rows = [row for row, i in enumerate(chosen) if kinds[i] in OPEN_KINDS]
 
     def probe() -> dict[str, float]:
         with torch.no_grad():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from dcut_sglang.training.pipeline import (
     generate_responses,
     restore_responses,
 )
-from dcut_sglang.training.prompts import KINDS, OPEN_KINDS, prompt_set
+from dcut_sglang.training.prompts import OPEN_KINDS, prompt_set
 from dcut_sglang.training.report import Report, evaluate
 from dcut_sglang.training.responses import Response, responses_of_texts
 from dcut_sglang.training.run import accept_length_probe, identity_of, settled_steps, train
@@ -46,7 +45,6 @@ from dcut_sglang.training.vocabulary import used_tokens
 STAGES = ("prompts", "responses", "train", "eval", "export")
 # Shares of --minutes after which generation and training stop.
 UNTIL = {"responses": 0.5, "train": 0.88}
-NUM_PROBE_PER_KIND = 2
 
 
 class Run:
@@ -106,21 +104,23 @@ class Run:
         self.prompts()
         encoded = encode_prompts(self.tokenizer, [p.text for p in self.chosen])
         store = ResponseStore(self.store_folder)
-        if self.args.texts is not None:
-            texts = Texts.load(self.args.texts)
-            restore_responses(
-                *(self.target, texts, encoded, self.settings, store, self.args.dtype, self.log)
+        texts = Texts.load(self.args.texts) if self.args.texts is not None else None
+        # What is measured is the target's greedy text in float32; what is learnt from need not be.
+        num_held_out = sum(prompt.split != "train" for prompt in self.chosen)
+        for dtype, some in (("float32", encoded[:num_held_out]), (self.args.dtype, encoded)):
+            if texts is not None:
+                restore_responses(self.target, texts, some, self.settings, store, dtype, self.log)
+            generate_responses(
+                self.target,
+                some,
+                self.settings,
+                store,
+                self.tokenizer.eos_token_id,
+                self.args.rows,
+                dtype,
+                self.deadline_s(self._share("responses")),
+                self.log,
             )
-        generate_responses(
-            self.target,
-            encoded,
-            self.settings,
-            store,
-            self.tokenizer.eos_token_id,
-            self.args.rows,
-            self.deadline_s(self._share("responses")),
-            self.log,
-        )
 
     def _start(self) -> Drafter:
         args = self.args
@@ -192,19 +192,7 @@ class Run:
         self.log(f"training: {len(responses)} responses, {num_tokens} tokens")
         held_out = [r for i, r in found.items() if self.chosen[i].split == "prompt"]
         kinds = [p.kind for i in found if (p := self.chosen[i]).split == "prompt"]
-        # Twice as many open ones: they are few, and their accept lengths close to each other.
-        few = [
-            i
-            for kind in KINDS
-            for i in _first(kinds, kind, NUM_PROBE_PER_KIND * (1 + (kind in OPEN_KINDS)))
-        ]
-        probe = accept_length_probe(
-            drafter,
-            self.embed,
-            self.head,
-            [held_out[i] for i in few],
-            [kinds[i] in OPEN_KINDS for i in few],
-        )
+        probe = accept_length_probe(drafter, self.embed, self.head, held_out, kinds)
         cpu_s = train(
             fitter,
             config.num_steps,
@@ -212,7 +200,7 @@ class Run:
             identity_of(drafter, config, indices),
             deadline_s,
             self.log,
-            probe if few else None,
+            probe if held_out else None,
         )
         spent = {"cpu_s": round(cpu_s), "num_done": fitter.num_done}
         write_text(path, json.dumps(facts | spent) + "\n")
@@ -302,7 +290,3 @@ class Run:
         export(self.drafter_folder, out, report, texts, facts, curve, self.args.name)
         self.log(f"export: {out}")
         return True
-
-
-def _first(kinds: Sequence[str], kind: str, count: int) -> list[int]:
-    return [i for i, k in enumerate(kinds) if k == kind][:count]

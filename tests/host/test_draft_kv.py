@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 from harness import Case, prompts, recorded
 
 from dcut_sglang.bench.server import Server
+from dcut_sglang.host.draft_kv import superseded
 
 
 def test_drafts_after_plain_steps_are_those_without_them(dcut_paged: Server, logs: Path) -> None:
@@ -52,3 +54,9 @@ def test_drafts_after_plain_steps_are_those_without_them(dcut_paged: Server, log
                 after_plain += plain_before[request] > 0
             plain_before[request] = 0
     assert compared > 50 and after_plain > 20
+
+
+def test_only_the_last_row_of_a_slot_is_written() -> None:
+    slots = torch.tensor([5, 7, 5, 9, 7, 5])
+    assert superseded(slots).tolist() == [True, True, True, False, False, False]
+    assert not superseded(torch.tensor([4, 3, 2])).any()
