@@ -46,7 +46,7 @@ class FitConfig:
     decay_share: float = 0.5
     seed: int = 0
     num_extra_tokens: int = 0
-    open_share: float = 0.0
+    open_share: float = 0.5
     taught_share: float = 0.0
     dtype: str = "float32"
 
@@ -202,13 +202,10 @@ class Fitter(ResumableFit):
         teacher: Teacher | None = None,
     ) -> None:
         super().__init__(drafter, responses, config, min_tokens=2)
-        chosen = {
-            id(r)
-            for r, is_one in zip(responses, is_open or (), strict=is_open is not None)
-            if is_one
-        }
-        self._open = [r for r in self._usable if id(r) in chosen]
-        self._others = [r for r in self._usable if id(r) not in chosen]
+        marks = is_open if is_open is not None else [False] * len(responses)
+        marked = {id(r) for r, mark in zip(responses, marks, strict=True) if mark}
+        self._open = [r for r in self._usable if id(r) in marked]
+        self._others = [r for r in self._usable if id(r) not in marked]
         self._drafter, self._embed, self._head = drafter, embed, head
         self._teacher = teacher
         self._sample = None
@@ -217,30 +214,33 @@ class Fitter(ResumableFit):
                 used_tokens(self._usable), len(head), config.num_extra_tokens
             )
 
-    def _mixed_batch(self, open_share: float) -> list[Response]:
-        num_open = round(open_share * self._config.num_sequences)
-        num_others = self._config.num_sequences - num_open
-        return self._draw(self._open, num_open) + self._draw(self._others, num_others)
-
-    def _loss(self) -> Tensor:
-        config, sizes, device = self._config, self._drafter.config.block_sizes, self._embed.device
-        block_size, is_long = max(sizes), self._rng.random() < config.long_share
-        if not is_long:
+    def _draw_blocks(self) -> tuple[int, list[Response]]:
+        """Draws a step's block size and responses."""
+        config, sizes = self._config, self._drafter.config.block_sizes
+        block_size, open_share = max(sizes), 1 - config.open_share
+        if self._rng.random() >= config.long_share:
             # Uniform in the logarithm.
             block_size = round(min(sizes) * (max(sizes) / min(sizes)) ** self._rng.random())
-        open_share = 1 - config.open_share if is_long else config.open_share
-        batch = self._mixed_batch(open_share) if self._open and self._others else self._batch()
+            open_share = config.open_share
+        if not (self._open and self._others):
+            return block_size, self._batch()
+        num_open = round(open_share * config.num_sequences)
+        others = self._draw(self._others, config.num_sequences - num_open)
+        return block_size, self._draw(self._open, num_open) + others
+
+    def _loss(self) -> Tensor:
+        config, device = self._config, self._embed.device
+        block_size, batch = self._draw_blocks()
         ids = pad_sequence([r.token_ids for r in batch], batch_first=True)
-        features = pad_sequence([r.features for r in batch], batch_first=True)
+        features = pad_sequence([r.features for r in batch], batch_first=True).to(device).float()
         anchors = sample_anchors(batch, config.num_block_tokens // block_size, self._generator)
         places = anchors[:, :, None] + torch.arange(1, block_size)
         valid = places < torch.tensor([len(r.token_ids) for r in batch])[:, None, None]
-        labels = ids.gather(1, places.clamp(max=ids.shape[1] - 1).flatten(1)).view_as(places)
+        inside = places.clamp(max=ids.shape[1] - 1)
+        labels = ids.gather(1, inside.flatten(1)).view_as(places)
         blocks = block_token_ids(ids, anchors, block_size, self._drafter.config.mask_token_id)
-        features = features.to(device).float()
         context = self._drafter.context(features)
-        anchors = anchors.to(device)
-        hidden = self._drafter(self._embed[blocks.to(device)], anchors, context)[:, :, 1:]
+        hidden = self._drafter(self._embed[blocks.to(device)], anchors.to(device), context)
         output, correction = self._head, None
         if self._sample is not None:
             chosen, correction = self._sample.draw(self._generator)
@@ -253,16 +253,14 @@ class Fitter(ResumableFit):
         taught, taught_share = None, config.taught_share * self._optimizer.scale
         if self._teacher is not None and taught_share:
             with torch.no_grad():
-                states = self._teacher.hidden(features)
                 # The state at a place tells the token behind it.
-                before = (places - 1).clamp(max=ids.shape[1] - 1).flatten(1).to(device)
-                before = before[..., None].expand(-1, -1, states.shape[-1])
-                taught = logits(states.gather(1, before).view_as(hidden))
+                states = self._teacher.hidden(features)
+                rows = torch.arange(len(ids), device=device)[:, None, None]
+                taught = logits(states[rows, (inside - 1).to(device)])
         # Labels behind the end of a text are not used and may be absent from the sample.
         labels = labels.where(valid, 0).to(device)
-        return block_loss(
-            logits(hidden), labels, valid.to(device), config.gamma, taught, taught_share
-        )
+        drafts = logits(hidden[:, :, 1:])
+        return block_loss(drafts, labels, valid.to(device), config.gamma, taught, taught_share)
 
 
 def fit(

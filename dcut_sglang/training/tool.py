@@ -40,7 +40,7 @@ from dcut_sglang.training.target import (
     load_tokenizer,
 )
 from dcut_sglang.training.teacher import Teacher
-from dcut_sglang.training.vocabulary import used_tokens
+from dcut_sglang.training.vocabulary import worth_drafting
 
 STAGES = ("prompts", "responses", "train", "eval", "export")
 # Shares of --minutes after which generation and training stop.
@@ -204,11 +204,10 @@ class Run:
         )
         spent = {"cpu_s": round(cpu_s), "num_done": fitter.num_done}
         write_text(path, json.dumps(facts | spent) + "\n")
-        learnt_before = drafter.config.draft_vocabulary
-        vocabulary = tuple(sorted({*used_tokens(responses).tolist(), *learnt_before}))
-        # A list of most tokens would save nothing.
-        is_short = 2 * len(vocabulary) < drafter.config.vocab_size
-        drafter.config = replace(drafter.config, draft_vocabulary=vocabulary if is_short else ())
+        vocabulary = worth_drafting(
+            responses, drafter.config.draft_vocabulary, drafter.config.vocab_size
+        )
+        drafter.config = replace(drafter.config, draft_vocabulary=vocabulary)
         save(drafter, self.drafter_folder, torch.bfloat16)
         self.log(f"training: {fitter.num_done} of {config.num_steps} steps done")
 

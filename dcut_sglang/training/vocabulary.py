@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,22 @@ from dcut_sglang.training.responses import Response
 def used_tokens(responses: Sequence[Response]) -> Tensor:
     """Returns the tokens that occur in the target's own part of responses: int64, ascending."""
     return torch.cat([r.token_ids[r.num_prompt_tokens :] for r in responses]).unique()
+
+
+def worth_drafting(
+    responses: Sequence[Response], learnt_before: Collection[int], vocab_size: int
+) -> tuple[int, ...]:
+    """Returns the tokens that a drafter of these responses should propose, ascending.
+
+    A token seen once is hardly ever drafted and never learnt, but costs a row of the draft head in
+    every step. Those that the drafter knew before and that do not occur here stay. Empty if most
+    of the vocabulary would be in it: then a list saves nothing.
+    """
+    own = torch.cat([r.token_ids[r.num_prompt_tokens :] for r in responses])
+    counts = torch.bincount(own, minlength=vocab_size)
+    kept = {token for token in learnt_before if counts[token] != 1}
+    kept |= set((counts > 1).nonzero()[:, 0].tolist())
+    return tuple(sorted(kept)) if 2 * len(kept) < vocab_size else ()
 
 
 class VocabularySample:

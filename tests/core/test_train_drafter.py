@@ -51,11 +51,12 @@ from dcut_sglang.training.target import (
     load_tokenizer,
 )
 from dcut_sglang.training.teacher import Teacher
-from dcut_sglang.training.vocabulary import VocabularySample
+from dcut_sglang.training.vocabulary import VocabularySample, worth_drafting
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYER_IDS = (0, 1, 2)
 MAX_NEW = 24
+TOKENS_OF_TEXTS = ([1, 7, 9, 9, 7], [30, 30, 7, 8, 9])
 
 
 @pytest.fixture(scope="module")
@@ -540,6 +541,14 @@ def test_vocabulary_sample_estimates_the_whole_softmax() -> None:
     logits = 0.1 * torch.randn(1000)
     estimate = (logits[ids] + correction).logsumexp(0)
     assert abs(estimate.item() - logits.logsumexp(0).item()) < 0.1
+
+
+def test_tokens_seen_once_are_not_worth_drafting() -> None:
+    texts = [Response(torch.tensor(ids), torch.zeros(5, 2), 2, True) for ids in TOKENS_OF_TEXTS]
+    # The prompts (the first two tokens) do not count.
+    assert worth_drafting(texts, (), 40) == (7, 9)
+    assert worth_drafting(texts, (3, 8, 30), 40) == (3, 7, 9, 30)
+    assert worth_drafting(texts, range(25), 40) == ()
 
 
 def test_lazy_drafts_are_accepted_alike() -> None:
