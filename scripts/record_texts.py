@@ -24,7 +24,7 @@ from dcut_sglang.machine import fast_dtype
 from dcut_sglang.replay.anchors import AnchorBank
 from dcut_sglang.trace import read_trace
 
-OPEN_KINDS = ("chat", "about", "domain")
+OPEN_KINDS = ("chat", "about", "explain", "domain")
 MAX_RUNNING = 32
 
 
