@@ -20,6 +20,12 @@ case "${1:-}" in
     bench-quick-smollm2) # two loads, under 15 minutes
         make bench-quick
         ;;
+    bench-ablations-smollm2) # DCUT without one of its additions (four of seven fit into 24 GB)
+        make setup
+        bash -c 'source scripts/cpu_env.sh && exec .venv/bin/python scripts/bench.py --arms plain dcut \
+            dcut-whole-blocks dcut-all-or-none dcut-long-blocks dcut-always-drafts --data mixed hard \
+            --concurrency 1 8 32 --tokens 40 --out bench_results/bench-ablations-smollm2.jsonl'
+        ;;
     bench-tiny)         # the same on the tiny pair
         make bench MODEL=tiny
         ;;
