@@ -22,8 +22,6 @@ from dcut_sglang.host.window import BlockWindow, PackedRows
 
 _MOST_WAITING = 256
 _SHORT_PREFILL = 16
-
-
 # Where SGLang's pools take what padded rows write: nobody reads it.
 PADDING_SLOT = 0
 

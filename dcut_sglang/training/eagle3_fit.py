@@ -15,7 +15,7 @@ from dcut_sglang.training.evaluate import Propose
 from dcut_sglang.training.fit import FitConfig, ResumableFit, sample_anchors
 from dcut_sglang.training.responses import Response
 from dcut_sglang.training.target import layer_shape
-from dcut_sglang.training.vocabulary import VocabularySample
+from dcut_sglang.training.vocabulary import VocabularySample, used_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -99,8 +99,7 @@ class Eagle3Fitter(ResumableFit):
         # The drafts' number of each token of the target's; -1: cannot be drafted.
         self._draft_of = torch.full((head.config.vocab_size,), -1)
         self._draft_of[ids] = torch.arange(len(ids))
-        used = torch.cat([r.token_ids[r.num_prompt_tokens :] for r in self._usable]).unique()
-        used = self._draft_of[used]
+        used = self._draft_of[used_tokens(self._usable)]
         self._sample = VocabularySample(
             used[used >= 0].sort().values, len(ids), config.num_extra_tokens
         )

@@ -11,9 +11,14 @@ from torch import Tensor
 from dcut_sglang.training.responses import Response
 
 
+def own_tokens(responses: Sequence[Response]) -> Tensor:
+    """Returns the target's own part of responses, one behind the other: int64."""
+    return torch.cat([r.token_ids[r.num_prompt_tokens :] for r in responses])
+
+
 def used_tokens(responses: Sequence[Response]) -> Tensor:
     """Returns the tokens that occur in the target's own part of responses: int64, ascending."""
-    return torch.cat([r.token_ids[r.num_prompt_tokens :] for r in responses]).unique()
+    return own_tokens(responses).unique()
 
 
 def worth_drafting(
@@ -25,8 +30,7 @@ def worth_drafting(
     every step. Those that the drafter knew before and that do not occur here stay. Empty if most
     of the vocabulary would be in it: then a list saves nothing.
     """
-    own = torch.cat([r.token_ids[r.num_prompt_tokens :] for r in responses])
-    counts = torch.bincount(own, minlength=vocab_size)
+    counts = torch.bincount(own_tokens(responses), minlength=vocab_size)
     kept = {token for token in learnt_before if counts[token] != 1}
     kept |= set((counts > 1).nonzero()[:, 0].tolist())
     return tuple(sorted(kept)) if 2 * len(kept) < vocab_size else ()
