@@ -3,8 +3,9 @@
 The value of a block is what it adds to a step, in tokens, at the step's prices: the survivals of
 the drafts worth verifying, less what verifying them and computing them costs. A request's next
 block resembles its last ones; and the last one, read from the place that the request has reached
-since, already says something about it. How much each of these tells depends on drafter and
-texts, so a ridge regression learns it from the blocks that are drafted.
+since, already says something about it. All of that ages: a few tokens after its last block a
+request is more like any other. How much each of these tells depends on drafter and texts, so a
+ridge regression learns it from the blocks that are drafted.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ _BLOCKS = 4
 _DECAY = 0.7
 # First blocks remembered, for the value of a request that has shown nothing yet.
 _FIRST_BLOCKS = 32
-_NUM_FEATURES = 5
-# Weights that the regression starts from, as if found on so many blocks.
-_PRIOR_WEIGHTS = np.array([0.0, 0.5, 0.5, 0.3, 0.2])
+# What is left, after each further token, of what the last block says of the next one.
+_FRESH_PER_TOKEN = 0.75
+_NUM_FEATURES = 7
+# Weights that the regression starts from, as if found on so many blocks: what a block is worth
+# that is not known any more is taken to be something, so that it is found out.
+_PRIOR_WEIGHTS = np.array([0.0, 0.5, 0.5, 0.3, 0.2, 0.2, 0.5])
 _PRIOR_BLOCKS = 3.0
 # Share of its evidence that the regression forgets with each block: a memory of about 1,000.
 _FORGETTING = 0.001
@@ -112,7 +116,10 @@ class ValueModel:
         return np.where(rows < 0, self.depth, self._depths[rows, 0])
 
     def features(self, rows: IntArray, prices: Prices) -> FloatArray:
-        """What predicts the next block of remembered requests: [n, 5]."""
+        """What predicts the next block of remembered requests: [n, 7].
+
+        Five that are fresh right behind the last block, and two that take over as they age.
+        """
         values = block_value(self._survival[rows], self._depths[rows], prices)
         weights = self._weights_of_blocks(rows)
         ahead = self._ahead(rows)
@@ -121,6 +128,10 @@ class ValueModel:
         out[:, 2] = np.maximum(ahead - prices.row_tokens, 0.0).sum(axis=1)
         out[:, 3] = ahead[:, 0]
         out[:, 4] = self._held[rows]
+        fresh = _FRESH_PER_TOKEN ** np.maximum(self._advanced[rows] - 1, 0)
+        out[:, 5] = 1.0 - fresh
+        out[:, 6] = (1.0 - fresh) * out[:, 1]
+        out[:, :5] *= fresh[:, None]
         return out
 
     def _ahead(self, rows: IntArray) -> FloatArray:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from dcut_sglang.machine import fast_dtype
 from dcut_sglang.training.eagle3_tool import Eagle3Run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,6 +44,12 @@ def main() -> int:
     add("--sequences", type=int, default=16, help="responses per step")
     add("--block-tokens", type=int, default=192, help="rows per response and step")
     add("--lr", type=float, default=4e-3)
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default=fast_dtype(),
+        help="of matrix products in training; default: %(default)s, here",
+    )
     args = parser.parse_args()
     if unknown := set(args.stages) - set(STAGES):
         parser.error(f"unknown stages {sorted(unknown)}; expected some of {', '.join(STAGES)}")

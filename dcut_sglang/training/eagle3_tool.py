@@ -107,6 +107,7 @@ class Eagle3Run:
             decay_share=0.7,
             seed=args.seed,
             num_extra_tokens=512,
+            dtype=args.dtype,
         )
         deadline_s = self.begin_s + 60 * args.minutes * _TRAIN_SHARE if args.minutes else None
         config = settled_steps(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcut_sglang.value import Prices, ValueModel, block_value
+from dcut_sglang.value import FloatArray, Prices, ValueModel, block_value
 
 DEPTH = 6
 PRICES = Prices(tokens_per_ms=0.1, row_ms=2.0, head_row_ms=0.25)
@@ -128,13 +128,10 @@ def test_features_are_those_of_the_last_four_blocks(seed: int, prices: Prices) -
     pace = last[depth - 1] ** (1 / depth)
     ahead = [steps[advanced + t] if advanced + t < DEPTH else pace for t in range(DEPTH)]
     promised = np.cumprod(ahead)
-    want = [
-        1.0,
-        np.average(recent, weights=weights),
-        np.maximum(promised - prices.row_tokens, 0).sum(),
-        promised[0],
-        held,
-    ]
+    fresh, mean = 0.75 ** max(advanced - 1, 0), np.average(recent, weights=weights)
+    gain = np.maximum(promised - prices.row_tokens, 0).sum()
+    want = [fresh * x for x in (1.0, mean, gain, promised[0], held)]
+    want += [1 - fresh, (1 - fresh) * mean]
     rows = model.rows_of(["a"])
     assert model.features(rows, prices)[0] == pytest.approx(want, rel=1e-4, abs=1e-5)
     assert model.pace(rows)[0] == pytest.approx(pace, rel=1e-4)
@@ -270,6 +267,12 @@ def test_when_it_was_drafted_for_is_counted_in_steps_that_drafted() -> None:
 # -- advance -------------------------------------------------------------------------------------
 
 
+def fresh_features(model: ValueModel, requests: str) -> FloatArray:
+    """What predicts the next block, before it is discounted for its age."""
+    features = model.features(model.rows_of(requests), PRICES)
+    return features[:, :5] / features[:, :1]
+
+
 def test_advancing_reads_the_last_block_from_the_place_reached() -> None:
     model = ValueModel(DEPTH)
     confidence = np.array([[0.9, 0.8, 0.7, 0.2, 0.6, 0.5]])
@@ -278,11 +281,11 @@ def test_advancing_reads_the_last_block_from_the_place_reached() -> None:
     for emitted, first in [(0, 0.9), (2, 0.7), (1, 0.2), (2, 0.5)]:
         if emitted:
             model.advance(["a"], np.array([0]), np.array([emitted]))
-        assert model.features(model.rows_of("a"), PRICES)[0, 3] == pytest.approx(first, rel=1e-4)
+        assert fresh_features(model, "a")[0, 3] == pytest.approx(first, rel=1e-4)
     # Beyond the block, its own pace.
     model.advance(["a"], np.array([0]), np.array([50]))
     pace = float(survival[0, -1]) ** (1 / DEPTH)
-    assert model.features(model.rows_of("a"), PRICES)[0, 3] == pytest.approx(pace, rel=1e-4)
+    assert fresh_features(model, "a")[0, 3] == pytest.approx(pace, rel=1e-4)
 
 
 def test_whether_all_that_was_kept_held_fades_in_plain_steps() -> None:
@@ -290,7 +293,7 @@ def test_whether_all_that_was_kept_held_fades_in_plain_steps() -> None:
     show(model, {"a": 0.5, "b": 0.5})
 
     def held() -> list[float]:
-        return model.features(model.rows_of("ab"), PRICES)[:, 4].tolist()
+        return [round(x, 9) for x in fresh_features(model, "ab")[:, 4].tolist()]
 
     assert held() == [0.0, 0.0]
     model.advance(["a", "b"], np.array([3, 3]), np.array([4, 3]))
@@ -300,6 +303,28 @@ def test_whether_all_that_was_kept_held_fades_in_plain_steps() -> None:
     model.advance(["b", "stranger"], np.array([1, 1]), np.array([2, 2]))
     assert held() == [0.5, 1.0]
     assert model.rows_of(["stranger"])[0] == -1
+
+
+def test_a_bad_block_is_soon_forgotten() -> None:
+    """Texts whose blocks stay as they are for a token and are anything twenty tokens later."""
+    rng, model = np.random.default_rng(0), ValueModel(DEPTH)
+    level = 0.95
+    for _ in range(300):
+        show(model, {"a": level})
+        if rng.random() < 0.5:
+            model.pass_by(["a"], 1)
+        else:
+            model.pass_by(["a"], 20)
+            level = float(rng.choice([0.05, 0.95]))
+    show(model, {"bad": 0.05, "good": 0.95})
+    model.pass_by(["bad", "good"], 1)
+    bad, good = predict(model, "bad", "good")
+    model.pass_by(["bad", "good"], 19)
+    later_bad, later_good = predict(model, "bad", "good")
+    usual = np.mean(block_value(*blocks([0.05, 0.95]), PRICES))
+    assert bad < 0 and good > 2
+    assert abs(later_bad - usual) < 0.5 * abs(bad - usual)
+    assert abs(later_good - usual) < 0.5 * abs(good - usual)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9))
