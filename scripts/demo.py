@@ -248,7 +248,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     recorded = reproduce(read_trace(trace_path(logs)), table)
     say(f"replay of the recorded run: {recorded.tokens} tokens, {recorded.rows} rows in "
         f"{recorded.steps} steps; predicted {recorded.predicted_ms / 1e3:.1f} s, measured "
-        f"{recorded.measured_ms / 1e3:.1f} s ({100 * recorded.time_error:+.1f} %)")  # fmt: skip
+        f"{recorded.measured_ms / 1e3:.1f} s ({100 * recorded.time_error:+.1f} %; by the server, "
+        f"planning included, {100 * recorded.server_error:+.1f} %)")  # fmt: skip
     path = REPO_ROOT / "bench_results" / f"demo-{pair.name}.jsonl"
     new_rows = make_rows(cells, pair, speed_dtype, args)
     rows.append(path, new_rows)
@@ -270,6 +271,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "selector_share": round(phases["decide"] / sum(phases.values()), 5),
         "confidence_share": round(phases["confidence"] / sum(phases.values()), 5),
         "replay_time_error": round(recorded.time_error, 4),
+        "server_time_error": round(recorded.server_error, 4),
         "probe_s": busiest["probe_s"],
     }  # fmt: skip
 

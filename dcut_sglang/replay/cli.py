@@ -233,7 +233,8 @@ def _print_reproduction(trace: Trace, table: CostTable) -> None:
     print(
         f"recorded run: {r.steps} steps ({r.plain_steps} plain), {r.tokens} tokens, {r.rows} rows; "
         f"predicted {r.predicted_ms:.0f} ms, measured {r.measured_ms:.0f} ms "
-        f"({r.time_error:+.1%}; median step {r.median_step_error:.1%})"
+        f"({r.time_error:+.1%}; by the server, planning included, {r.server_error:+.1%}; "
+        f"median step {r.median_step_error:.1%})"
     )
 
 

@@ -44,6 +44,13 @@ class Reproduction:
         """(predicted - measured) / measured; nan without timed steps."""
         return self.predicted_ms / self.measured_ms - 1 if self.measured_ms else float("nan")
 
+    @property
+    def server_error(self) -> float:
+        """The same of what the server predicted: it adds what it has learnt that a step spends
+        outside of draft and verify, which no cost table holds."""
+        predicted = self.recorded_prediction_ms
+        return predicted / self.measured_ms - 1 if self.measured_ms else float("nan")
+
 
 def draft_ms(step: TraceStep, cost: CostTable, context: float) -> float:
     """The table's milliseconds of what the step drafted: forward, and the head's stages."""

@@ -231,6 +231,7 @@ def test_a_recorded_run_is_reproduced(tmp_path: Path) -> None:
                 contexts=contexts,
                 confidence=np.where(computed, 0.5, 0.0) if num_drafted else None,
                 mode="speculate" if num_drafted else "plain",
+                predicted_ms=1.045 * ms,
                 measured_ms=1.1 * ms,
                 draft_block_size=block_size,
                 head_rows=head_rows if num_drafted else (),
@@ -241,6 +242,7 @@ def test_a_recorded_run_is_reproduced(tmp_path: Path) -> None:
     assert (result.tokens, result.rows, result.steps) == (tokens, rows, 50)
     assert result.predicted_ms == pytest.approx(predicted)
     assert result.time_error == pytest.approx(1 / 1.1 - 1, abs=1e-5)
+    assert result.server_error == pytest.approx(-0.05, abs=1e-5)
     assert result.median_step_error == pytest.approx(1 - 1 / 1.1, abs=1e-5)
 
 
