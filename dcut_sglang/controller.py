@@ -28,6 +28,7 @@ from dcut_sglang.looking import Looking
 from dcut_sglang.plan import Mode, Plan
 from dcut_sglang.selector import Decision, Selector
 from dcut_sglang.stages import Computed, PayingStages, Stages, WholeBlock
+from dcut_sglang.token_cap import capped
 from dcut_sglang.value import Float32Array, FloatArray, IntArray, Prices, ValueModel
 
 _EXPLORE_TIME_SHARE = 0.005
@@ -191,7 +192,17 @@ class Controller:
         self.draft_gains = net
         self._is_clear = bool(np.all(net < (_CLEARLY_LESS - 1.0) * price))
         if config.max_token_ms is not None:
-            net, relief = self._capped(net, counts, rows[order], prices, costs)
+            overhead_ms = self.overhead_ms
+            net, relief = capped(
+                net,
+                counts,
+                rows[order],
+                config.max_token_ms,
+                self.values,
+                prices,
+                costs,
+                overhead_ms,
+            )
             if relief:
                 return order
         best = int(np.argmax(net))
@@ -199,36 +210,6 @@ class Controller:
         least = config.min_gain - (_HYSTERESIS if self.mode == "speculate" else 0.0)
         pays = net[best] > max(0.0, least) * bs
         return order[: counts[best]] if pays else np.arange(0)
-
-    def _capped(
-        self,
-        net: FloatArray,
-        counts: IntArray,
-        rows: IntArray,
-        prices: Prices,
-        costs: BatchCosts,
-    ) -> tuple[FloatArray, bool]:
-        """Rules out what would make the slowest request wait longer for a token than the cap.
-
-        Args:
-            net: [n], of drafting for the first ``counts`` [n] of ``rows``.
-
-        Returns:
-            (``net``, -inf where ruled out; whether to draft for everybody because that brings the
-            slowest request closer to a cap that plain decoding does not keep).
-        """
-        cap_ms = self.selector.config.max_token_ms
-        assert cap_ms is not None
-        plain_ms = costs.plain_ms + self.overhead_ms[0]
-        head_ms = costs.head(np.cumsum(self.values.last_depth(rows))[counts - 1])
-        step_ms = costs.draft_forward(counts) + head_ms + self.overhead_ms[1]
-        tokens, kept = self.values.expected(rows, prices)
-        step_ms += costs.verify(costs.bs + np.round(np.cumsum(kept))[counts - 1])
-        # A request that is not drafted for emits one token.
-        slowest = np.where(counts == len(rows), tokens.min(), 1.0)
-        token_ms = step_ms / slowest
-        relief = plain_ms > cap_ms and bool(token_ms[-1] < plain_ms)
-        return np.where(token_ms <= cap_ms, net, -np.inf), relief
 
     def _block_size(self, rows: IntArray, prices: Prices, costs: BatchCosts) -> int:
         """The block size that pays most: a shorter one costs less and forgoes the last drafts."""
