@@ -29,7 +29,14 @@ from dcut_sglang.plan import Mode, Plan
 from dcut_sglang.selector import Decision, Selector
 from dcut_sglang.stages import Computed, PayingStages, Stages, WholeBlock
 from dcut_sglang.token_cap import capped
-from dcut_sglang.value import Float32Array, FloatArray, IntArray, Prices, ValueModel
+from dcut_sglang.value import (
+    Float32Array,
+    FloatArray,
+    IntArray,
+    Prices,
+    ValueModel,
+    block_value,
+)
 
 _EXPLORE_TIME_SHARE = 0.005
 # Tokens per request by which the gain may fall short before drafting stops.
@@ -67,6 +74,8 @@ class Controller:
         self._speedup = 1.0
         self._kept_per_request = 1.0
         self._looking = Looking(self.values)
+        # Whom the last plan drafts for, for the first time, only to find out.
+        self._met: set[Hashable] = set()
         self._explore_budget_ms = 0.0
         # The plain plan that is being followed, of which requests, and how often it was.
         self._followed: tuple[Plan, list[Hashable], int] | None = None
@@ -93,6 +102,7 @@ class Controller:
             paying = len(drafted)
             own_ms = max(0.0, self.overhead_ms[1] - self.overhead_ms[0])
             looked_at = self._looking.places(rows, drafted, costs, prices, own_ms)
+            self._met = {requests[i] for i in looked_at if rows[i] < 0}
             drafted = np.concatenate([drafted, looked_at])
             self.mode = "speculate" if paying else "look" if len(drafted) else "plain"
             drafted = np.sort(drafted)
@@ -273,6 +283,11 @@ class Controller:
         if not len(requests):
             return
         self.values.observe(requests, computed.survival, computed.depth, plan.prices)
+        if self._met:
+            worth = block_value(computed.survival, computed.depth, plan.prices)
+            is_met = np.array([request in self._met for request in requests])
+            self._looking.found(worth[is_met], plan.costs, plan.prices)
+            self._met = set()
         if self._is_calibrating:
             self.calibration.learn(confidence, kept, accepted)
 

@@ -3,7 +3,8 @@
 What is known of a request ages once it is no longer drafted for, and nothing is known of a new
 one. A step sets a little time aside; when enough has come together for two requests, it is spent:
 on strangers first, then on those not drafted for the longest. Two at once, since most of what
-looking costs is there for the first already.
+looking costs is there for the first already. A look that finds strangers worth drafting for is
+paid back, and the next one with it: there may be more of them, if texts have become easier.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from __future__ import annotations
 import numpy as np
 
 from dcut_sglang.cost import BatchCosts
-from dcut_sglang.value import IntArray, Prices, ValueModel
+from dcut_sglang.value import FloatArray, IntArray, Prices, ValueModel
 
 # Requests looked at in one step, where there are as many.
 _REQUESTS = 2
 # Two drafts tell an easy request from a hard one.
 _ROWS = 2
 _TIME_SHARE = 0.01
+# Times its price that a look is paid back whose strangers were all worth drafting for.
+_PAID_BACK = 2.0
 
 
 class Looking:
@@ -62,6 +65,13 @@ class Looking:
                 return np.arange(0)
         waiting = np.argsort(self._values.drafted_at(rows[others]), kind="stable")
         return others[waiting[:count]]
+
+    def found(self, values: FloatArray, costs: BatchCosts, prices: Prices) -> None:
+        """Pay back a look at strangers, whose blocks were worth ``values`` [n] in tokens."""
+        if not len(values):
+            return
+        forward_tokens = prices.tokens_per_ms * float(costs.draft_forward(costs.bs)) / costs.bs
+        self._saved_ms += _PAID_BACK * float(np.mean(values > forward_tokens)) * self._price_ms
 
     def _can_spend(self, look_ms: float, costs: BatchCosts) -> bool:
         """Pay for a look, if enough has been set aside."""

@@ -25,7 +25,7 @@ IntArray = npt.NDArray[np.int64]
 _BLOCKS = 4
 _DECAY = 0.7
 # First blocks remembered, for the value of a request that has shown nothing yet.
-_FIRST_BLOCKS = 32
+_FIRST_BLOCKS = 16
 # What is left, after each further token, of what the last block says of the next one.
 _FRESH_PER_TOKEN = 0.75
 _NUM_FEATURES = 7

@@ -182,6 +182,20 @@ def test_drafting_stops_when_requests_become_hard(bs: int) -> None:
     assert sum(speculating[204:]) <= 2 and not any(speculating[300:])
 
 
+def test_easier_requests_are_soon_found_among_newcomers() -> None:
+    """Requests of twenty steps each, hard ones until the traffic becomes easy: looks that find
+    somebody worth drafting for pay for the next ones, so more are found than 1 % of the time buys
+    (50 steps until all are drafted for without)."""
+    bs = 32
+    server = Server(lambda request, step: HARD if step < 200 else EASY)
+    plans = []
+    for step in range(240):
+        newcomers = [(place, (step + place) // 20) for place in range(bs)]
+        plans.append(server.step(newcomers)[0])
+    assert sum(plan.mode != "plain" for plan in plans[32:200]) < 20
+    assert all(len(plan.drafted) == bs for plan in plans[-20:])
+
+
 def test_no_flapping_at_the_border() -> None:
     """From hopeless to easy, the mode does not follow every step's noise, but very close to
     break-even, where it makes no difference."""
