@@ -60,7 +60,7 @@ class DCutConfig:
     head_stages: tuple[int, ...] = (2, 5, 9)
     short_blocks: bool = True
     short_vocabulary: bool = True
-    min_gain: float = 0.02
+    min_gain: float = 0.05
     max_token_ms: float | None = None
     min_drafts: int = 0
     calibration: bool = True

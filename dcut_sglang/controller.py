@@ -40,7 +40,7 @@ from dcut_sglang.value import (
 
 _EXPLORE_TIME_SHARE = 0.005
 # Tokens per request by which the gain may fall short before drafting stops.
-_HYSTERESIS = 0.02
+_HYSTERESIS = 0.04
 # Steps over which the price is averaged.
 _PRICE_STEPS = 30
 # Plain steps of an unchanged batch that follow one plan, since weighing costs time as well; and
