@@ -4,7 +4,7 @@ What is known of a request ages once it is no longer drafted for, and nothing is
 one. A step sets a little time aside; when enough has come together for two requests, it is spent:
 on strangers first, then on those not drafted for the longest. Two at once, since most of what
 looking costs is there for the first already. A look that finds strangers worth drafting for is
-paid back, and the next one with it: there may be more of them, if texts have become easier.
+paid back, so that the next one comes at once: there may be more, if texts have become easier.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _REQUESTS = 2
 # Two drafts tell an easy request from a hard one.
 _ROWS = 2
 _TIME_SHARE = 0.01
-# Times its price that a look is paid back whose strangers were all worth drafting for.
-_PAID_BACK = 2.0
+# Share of its price that a look is paid back whose strangers were all worth drafting for.
+_PAID_BACK = 1.0
 
 
 class Looking:

@@ -5,11 +5,19 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() {
-    sed -n 's/^    \([a-z0-9-]*\)) *# \(.*\)/\1\t\2/p' scripts/reproduce.sh | expand -t 24
+    sed -n 's/^    \([a-z0-9-]*\)) *# \(.*\)/\1\t\2/p' scripts/reproduce.sh | expand -t 40
 }
 
 plot() { # ROWS [further arguments]: figures and tables in bench_results/figures/NAME
     bash -c 'source scripts/cpu_env.sh && exec .venv/bin/python scripts/plot.py "$@"' plot "$@"
+}
+
+ablations() { # NAME VARIANT...: six servers at a time fit into 24 GB
+    local rows="bench_results/bench-ablations-$1-smollm2.jsonl"
+    shift
+    make setup
+    bash -c 'source scripts/cpu_env.sh && exec .venv/bin/python scripts/bench.py "$@"' bench \
+        --arms plain dcut "${@/#/dcut-}" --data mixed hard --concurrency 1 8 32 --tokens 40 --out "$rows"
 }
 
 case "${1:-}" in
@@ -20,11 +28,11 @@ case "${1:-}" in
     bench-quick-smollm2) # two loads, under 15 minutes
         make bench-quick
         ;;
-    bench-ablations-smollm2) # DCUT without one of its additions (four of seven fit into 24 GB)
-        make setup
-        bash -c 'source scripts/cpu_env.sh && exec .venv/bin/python scripts/bench.py --arms plain dcut \
-            dcut-whole-blocks dcut-all-or-none dcut-long-blocks dcut-always-drafts --data mixed hard \
-            --concurrency 1 8 32 --tokens 40 --out bench_results/bench-ablations-smollm2.jsonl'
+    bench-ablations-drafting-smollm2) # DCUT without one of its additions to drafting; 15 minutes
+        ablations drafting whole-blocks all-or-none long-blocks always-drafts
+        ;;
+    bench-ablations-choosing-smollm2) # without one of those to choosing, and as published; 15 minutes
+        ablations choosing whole-vocabulary four-ratios uncalibrated paper
         ;;
     bench-tiny)         # the same on the tiny pair
         make bench MODEL=tiny

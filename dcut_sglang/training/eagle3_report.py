@@ -129,8 +129,8 @@ def model_card(report: Eagle3Report, head: Eagle3Head, **facts: Any) -> str:
     )
     if facts["num_done"] < facts["num_steps"]:
         verdict += (
-            "\nIts training was stopped early, while its loss still fell: trained as long as the "
-            "drafter it is\ncompared with, it would accept more."
+            "\nIts training ended before the last planned step, while the learning rate was still "
+            "above zero."
         )
 
     def cells(num_drafts: int, split: str) -> list[str]:
