@@ -46,7 +46,7 @@ _PRICE_STEPS = 30
 # Plain steps of an unchanged batch that follow one plan, since weighing costs time as well; and
 # the share of its price up to which drafting may be worth something for that.
 _PLAIN_RUN = 8
-_CLEARLY_LESS = 0.5
+_CLEARLY_LESS = 0.8
 # Confidence assumed of a request of which nothing is known.
 _STRANGER_PACE = 0.5
 

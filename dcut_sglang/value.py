@@ -33,8 +33,8 @@ _NUM_FEATURES = 7
 # that is not known any more is taken to be something, so that it is found out.
 _PRIOR_WEIGHTS = np.array([0.0, 0.5, 0.5, 0.3, 0.2, 0.2, 0.5])
 _PRIOR_BLOCKS = 3.0
-# Share of its evidence that the regression forgets with each block: a memory of about 1,000.
-_FORGETTING = 0.001
+# Share of its evidence that the regression forgets with each block: traffic changes.
+_FORGETTING = 0.02
 
 
 @dataclass(frozen=True)
