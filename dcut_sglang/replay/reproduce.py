@@ -22,6 +22,9 @@ class Reproduction:
         recorded_prediction_ms: what the server predicted for them; nan where it did not.
         measured_ms: wall milliseconds of the timed steps.
         timed_steps: steps with a measured time, to which the three times above refer.
+        server_error: (predicted - measured) / measured of what the server predicted, over the steps
+            for which it did (it does not where they are forced); nan without any. It adds what it
+            has learnt that a step spends outside of draft and verify, which no cost table holds.
         median_step_error: median over timed steps of |predicted - measured| / measured.
         phase_ms: measured milliseconds by phase, over steps that measured them.
         truncated: the trace may lack steps.
@@ -35,6 +38,7 @@ class Reproduction:
     recorded_prediction_ms: float
     measured_ms: float
     timed_steps: int
+    server_error: float
     median_step_error: float
     phase_ms: dict[str, float]
     truncated: bool
@@ -43,13 +47,6 @@ class Reproduction:
     def time_error(self) -> float:
         """(predicted - measured) / measured; nan without timed steps."""
         return self.predicted_ms / self.measured_ms - 1 if self.measured_ms else float("nan")
-
-    @property
-    def server_error(self) -> float:
-        """The same of what the server predicted: it adds what it has learnt that a step spends
-        outside of draft and verify, which no cost table holds."""
-        predicted = self.recorded_prediction_ms
-        return predicted / self.measured_ms - 1 if self.measured_ms else float("nan")
 
 
 def draft_ms(step: TraceStep, cost: CostTable, context: float) -> float:
@@ -94,6 +91,8 @@ def reproduce(trace: Trace, cost: CostTable) -> Reproduction:
         predicted.append(verify_ms + draft_ms(step, cost, context))
         recorded.append(step.predicted_ms)
         measured.append(step.measured_ms)
+    foreseen = ~np.isnan(recorded)
+    by_server, in_fact = np.sum(recorded, where=foreseen), np.sum(measured, where=foreseen)
     errors = np.abs(np.array(predicted) / np.array(measured) - 1)
     return Reproduction(
         steps=len(trace.steps),
@@ -104,6 +103,7 @@ def reproduce(trace: Trace, cost: CostTable) -> Reproduction:
         recorded_prediction_ms=float(np.sum(recorded)),
         measured_ms=float(np.sum(measured)),
         timed_steps=len(measured),
+        server_error=float(by_server / in_fact - 1) if foreseen.any() else float("nan"),
         median_step_error=float(np.median(errors)) if len(errors) else float("nan"),
         phase_ms=phases,
         truncated=trace.truncated,

@@ -231,7 +231,7 @@ def test_a_recorded_run_is_reproduced(tmp_path: Path) -> None:
                 contexts=contexts,
                 confidence=np.where(computed, 0.5, 0.0) if num_drafted else None,
                 mode="speculate" if num_drafted else "plain",
-                predicted_ms=1.045 * ms,
+                predicted_ms=1.045 * ms if step % 3 else math.nan,  # forced: not predicted
                 measured_ms=1.1 * ms,
                 draft_block_size=block_size,
                 head_rows=head_rows if num_drafted else (),
