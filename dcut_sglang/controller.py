@@ -29,14 +29,7 @@ from dcut_sglang.plan import Mode, Plan
 from dcut_sglang.selector import Decision, Selector
 from dcut_sglang.stages import Computed, PayingStages, Stages, WholeBlock
 from dcut_sglang.token_cap import capped
-from dcut_sglang.value import (
-    Float32Array,
-    FloatArray,
-    IntArray,
-    Prices,
-    ValueModel,
-    block_value,
-)
+from dcut_sglang.value import Float32Array, FloatArray, IntArray, Prices, ValueModel
 
 _EXPLORE_TIME_SHARE = 0.005
 # Tokens per request by which the gain may fall short before drafting stops.
@@ -202,7 +195,6 @@ class Controller:
         self.draft_gains = net
         self._is_clear = bool(np.all(net < (_CLEARLY_LESS - 1.0) * price))
         if config.max_token_ms is not None:
-            overhead_ms = self.overhead_ms
             net, relief = capped(
                 net,
                 counts,
@@ -211,7 +203,7 @@ class Controller:
                 self.values,
                 prices,
                 costs,
-                overhead_ms,
+                self.overhead_ms,
             )
             if relief:
                 return order
@@ -282,9 +274,8 @@ class Controller:
         """
         if not len(requests):
             return
-        self.values.observe(requests, computed.survival, computed.depth, plan.prices)
+        worth = self.values.observe(requests, computed.survival, computed.depth, plan.prices)
         if self._met:
-            worth = block_value(computed.survival, computed.depth, plan.prices)
             is_met = np.array([request in self._met for request in requests])
             self._looking.found(worth[is_met], plan.costs, plan.prices)
             self._met = set()

@@ -217,7 +217,7 @@ class ValueModel:
         survival: Float32Array,
         depth: IntArray,
         prices: Prices,
-    ) -> None:
+    ) -> FloatArray:
         """Learn from the blocks of the requests that were drafted for.
 
         Args:
@@ -225,6 +225,9 @@ class ValueModel:
                 at the block's own pace.
             depth: int [n], computed drafts, at least 1 each.
             prices: the step's, the same as in ``predict``.
+
+        Returns:
+            float64 [n], what the blocks were worth, in tokens.
         """
         rows = self.rows_of(requests)
         known = rows >= 0
@@ -250,6 +253,7 @@ class ValueModel:
         self._survival[rows, 0], self._depths[rows, 0] = filled, depth
         self._num_blocks[rows] += 1
         self._advanced[rows] = 0
+        return values
 
     def advance(self, requests: Sequence[Hashable], kept: IntArray, emitted: IntArray) -> None:
         """Note what a step did to every request of the batch.

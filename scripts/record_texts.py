@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dcut_sglang.bench.arms import PAIRS, speculative_args
-from dcut_sglang.bench.held_out import held_out_prompts
+from dcut_sglang.bench.held_out import HARD_KINDS, held_out_prompts
 from dcut_sglang.bench.server import REPO_ROOT, Server, stop_on_sigterm
 from dcut_sglang.bench.waves import Prompt
 from dcut_sglang.cost import CostTable
@@ -24,7 +24,8 @@ from dcut_sglang.machine import fast_dtype
 from dcut_sglang.replay.anchors import AnchorBank
 from dcut_sglang.trace import read_trace
 
-OPEN_KINDS = ("chat", "about", "explain", "domain")
+# Notes are open text too, but of templates: they go with the code and structured kinds.
+OPEN_KINDS = tuple(kind for kind in HARD_KINDS if kind != "note")
 MAX_RUNNING = 32
 
 
