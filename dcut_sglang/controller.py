@@ -36,9 +36,9 @@ _EXPLORE_TIME_SHARE = 0.005
 _HYSTERESIS = 0.04
 # Steps over which the price is averaged.
 _PRICE_STEPS = 30
-# Plain steps of an unchanged batch that follow one plan, since weighing costs time as well; and
-# the share of its price up to which drafting may be worth something for that.
-_PLAIN_RUN = 8
+# Plain steps of an unchanged batch that follow one plan, since weighing takes 3 % of a step of
+# this CPU's; where drafting was worth more than a share of its price, fewer.
+_PLAIN_RUN, _UNCLEAR_RUN = 8, 4
 _CLEARLY_LESS = 0.8
 # Confidence assumed of a request of which nothing is known.
 _STRANGER_PACE = 0.5
@@ -104,9 +104,8 @@ class Controller:
         block_size = self._block_size(rows[drafted], prices, costs)
         stages = self._stages(rows[drafted], prices, block_size - 1)
         plan = self._make_plan(self.mode, drafted, stages, block_size, costs, prices, context)
-        can_follow = self.mode == "plain" and self._is_clear
         self._followed = None
-        if can_follow:
+        if self.mode == "plain":
             self._followed = (replace(plan, is_followed=True), list(requests), 1)
         return plan
 
@@ -115,8 +114,9 @@ class Controller:
         if self._followed is None:
             return None
         plan, same, times = self._followed
+        longest = _PLAIN_RUN if self._is_clear else _UNCLEAR_RUN
         costs_hold = plan.costs.table is self.selector.cost
-        if times == _PLAIN_RUN or not costs_hold or self._looking.is_due or same != requests:
+        if times == longest or not costs_hold or self._looking.is_due or same != requests:
             return None
         self._looking.save(plan.costs)
         self._followed = (plan, same, times + 1)

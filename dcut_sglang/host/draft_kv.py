@@ -42,6 +42,7 @@ class DraftKV:
         self._hidden: list[torch.Tensor] = []
         self._slots: list[torch.Tensor] = []
         self._positions: list[torch.Tensor] = []
+        self._num_waiting = 0
 
     def commit(self, window: BlockWindow, rows: PackedRows, hidden: torch.Tensor) -> None:
         """Take the rows of a step. No host sync.
@@ -77,7 +78,8 @@ class DraftKV:
         self._hidden.append(hidden)
         self._slots.append(slots)
         self._positions.append(positions)
-        if sum(map(len, self._hidden)) >= _MOST_WAITING:
+        self._num_waiting += len(slots)
+        if self._num_waiting >= _MOST_WAITING:
             self.settle()
 
     def settle(self) -> None:
@@ -96,3 +98,4 @@ class DraftKV:
     def forget(self) -> None:
         """Drop the rows that wait: those of the probe are nobody's."""
         self._hidden, self._slots, self._positions = [], [], []
+        self._num_waiting = 0

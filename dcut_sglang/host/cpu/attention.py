@@ -2,7 +2,8 @@
 
 SGLang's own torch backend cannot run a TARGET_VERIFY forward. This one turns every forward
 into the CSR description of ``dcut_sglang.varlen`` and runs it; layers that differ in
-causality, window or pool get a plan of their own, once per forward.
+causality, window or pool get a plan of their own, once per forward. The description is made when
+the first layer asks: SGLang announces a verify twice, as it is prepared and as it is run.
 """
 
 from __future__ import annotations
@@ -24,17 +25,15 @@ class TorchVarlenAttnBackend(TorchNativeAttnBackend):
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
+        self._announced: ForwardBatch | None = None
         self._csr: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self._tree_mask: torch.Tensor | None = None
         self._plans: dict[tuple[bool, int, bool], VarlenAttention] = {}
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
-        if forward_batch.forward_mode.is_idle():
-            self._plans, self._csr, self._tree_mask = {}, None, None
-            return
-        q_lens, kv_lens = _query_and_kv_lens(forward_batch)
-        self.describe(forward_batch, q_lens, kv_lens, _tree_mask(forward_batch))
+        self._plans, self._csr, self._tree_mask = {}, None, None
+        self._announced = None if forward_batch.forward_mode.is_idle() else forward_batch
 
     def describe(
         self,
@@ -47,7 +46,7 @@ class TorchVarlenAttnBackend(TorchNativeAttnBackend):
 
         tree_mask: bool [bs, n, n] where the rows are a tree of drafts.
         """
-        self._plans, self._tree_mask = {}, tree_mask
+        self._plans, self._tree_mask, self._announced = {}, tree_mask, None
         self._csr = (
             _indptr(q_lens),
             _indptr(kv_lens),
@@ -59,6 +58,8 @@ class TorchVarlenAttnBackend(TorchNativeAttnBackend):
         )
 
     def _plan_for(self, layer: RadixAttention) -> VarlenAttention:
+        if (announced := self._announced) is not None:
+            self.describe(announced, *_query_and_kv_lens(announced), _tree_mask(announced))
         causal = layer.attn_type != AttentionType.ENCODER_ONLY
         window_left = layer.sliding_window_size
         window_left = -1 if window_left is None or window_left < 0 else int(window_left)
