@@ -25,6 +25,7 @@ from dcut_sglang.calibration import Calibration
 from dcut_sglang.cost import BatchCosts
 from dcut_sglang.force import Forced
 from dcut_sglang.looking import Looking
+from dcut_sglang.plain_run import PlainRun
 from dcut_sglang.plan import Mode, Plan
 from dcut_sglang.selector import Decision, Selector
 from dcut_sglang.stages import Computed, PayingStages, Stages, WholeBlock
@@ -36,10 +37,9 @@ _EXPLORE_TIME_SHARE = 0.005
 _HYSTERESIS = 0.04
 # Steps over which the price is averaged.
 _PRICE_STEPS = 30
-# Plain steps of an unchanged batch that follow one plan, since weighing takes 3 % of a step of
-# this CPU's; where drafting was worth more than a share of its price, fewer.
-_PLAIN_RUN, _UNCLEAR_RUN = 8, 4
+# Share of its price up to which drafting is worth clearly less.
 _CLEARLY_LESS = 0.8
+_STRANGER = np.array([-1])
 # Confidence assumed of a request of which nothing is known.
 _STRANGER_PACE = 0.5
 
@@ -70,11 +70,9 @@ class Controller:
         # Whom the last plan drafts for, for the first time, only to find out.
         self._met: set[Hashable] = set()
         self._explore_budget_ms = 0.0
-        # The plain plan that is being followed, of which requests, and how often it was.
-        self._followed: tuple[Plan, list[Hashable], int] | None = None
-        self._is_clear = False
-        # Steps that followed it and have not been noted yet.
-        self._num_passed = 0
+        self._plain_run = PlainRun(self.values)
+        # Whether drafting was worth clearly less than its price: for whomever, for strangers.
+        self._is_clear = self._is_open = False
 
     def plan(self, requests: Sequence[Hashable], context: float) -> Plan:
         """Plan the next step of this batch.
@@ -83,11 +81,15 @@ class Controller:
             requests: a key per request, the same over its lifetime.
             context: mean committed tokens per request.
         """
-        if (followed := self._follow(requests)) is not None:
-            return followed
-        self._note_passed()
+        table = self.selector.cost
+        if not self._looking.is_due:
+            followed = self._plain_run.follow(requests, context, table)
+            if followed is not None:
+                self._looking.save(followed.costs)
+                return followed
+        self._note(self._plain_run.end())
         bs, config = len(requests), self.selector.config
-        costs = self.selector.cost.at(bs, context)
+        costs = table.at(bs, context)
         prices = self.prices(costs)
         rows = self.values.rows_of(requests)
         if config.plain_steps:
@@ -104,32 +106,16 @@ class Controller:
         block_size = self._block_size(rows[drafted], prices, costs)
         stages = self._stages(rows[drafted], prices, block_size - 1)
         plan = self._make_plan(self.mode, drafted, stages, block_size, costs, prices, context)
-        self._followed = None
         if self.mode == "plain":
-            self._followed = (replace(plan, is_followed=True), list(requests), 1)
+            self._plain_run.begin(plan, requests, self._is_clear, self._is_open)
         return plan
 
-    def _follow(self, requests: Sequence[Hashable]) -> Plan | None:
-        """The plan of the plain steps before this one, while it holds."""
-        if self._followed is None:
-            return None
-        plan, same, times = self._followed
-        longest = _PLAIN_RUN if self._is_clear else _UNCLEAR_RUN
-        costs_hold = plan.costs.table is self.selector.cost
-        if times == longest or not costs_hold or self._looking.is_due or same != requests:
-            return None
-        self._looking.save(plan.costs)
-        self._followed = (plan, same, times + 1)
-        return plan
-
-    def _note_passed(self) -> None:
-        """Catch up with the steps that followed a plan: each emitted a token per request."""
-        if self._followed is not None and self._num_passed:
-            self.values.pass_by(self._followed[1], self._num_passed)
-            left = (1 - 1 / _PRICE_STEPS) ** self._num_passed
+    def _note(self, num_plain_steps: int) -> None:
+        """Catch up with steps that followed a plain plan."""
+        if num_plain_steps:
+            left = (1 - 1 / _PRICE_STEPS) ** num_plain_steps
             self._speedup = 1.0 + (self._speedup - 1.0) * left
             self._kept_per_request *= left
-        self._num_passed = 0
 
     def forced(self, forced: Forced, bs: int, context: float, step: int) -> Plan:
         """The plan of a step whose choices are forced."""
@@ -194,6 +180,9 @@ class Controller:
         net = np.cumsum(values[order])[counts - 1] - price
         self.draft_gains = net
         self._is_clear = bool(np.all(net < (_CLEARLY_LESS - 1.0) * price))
+        if self._is_clear:
+            stranger = self.values.predict(_STRANGER, prices)
+            self._is_open = bool(np.all(counts * stranger < _CLEARLY_LESS * price))
         if config.max_token_ms is not None:
             net, relief = capped(
                 net,
@@ -292,7 +281,7 @@ class Controller:
     ) -> None:
         """Learn what came of a step: verified drafts [bs] and emitted tokens [bs]."""
         if plan.is_followed:
-            self._num_passed += 1
+            self._plain_run.passed()
             return
         self.values.advance(requests, kept, emitted)
         bs = len(requests)

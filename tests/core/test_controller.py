@@ -217,7 +217,7 @@ def test_no_flapping_at_the_border() -> None:
 
 
 def test_clearly_plain_steps_follow_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where drafting is far from paying, most plain steps weigh nothing; a new batch does."""
+    """Where drafting is far from paying, most plain steps weigh nothing."""
     server = Server(lambda request, step: HARD)
     weighed: list[int] = []
     predict = server.controller.values.predict
@@ -231,11 +231,27 @@ def test_clearly_plain_steps_follow_one_plan(monkeypatch: pytest.MonkeyPatch) ->
     plain = [step for step in range(100, 400) if modes[step] == "plain"]
     assert len(set(weighed) & set(plain)) < 0.5 * len(plain)
     assert max(np.diff(weighed)) <= 8
-    followed = next(step for step in plain if step not in weighed)
-    while server.num_steps % 8 != followed % 8:
-        server.step(keys(16))
-    server.step(keys(15))
-    assert weighed[-1] == server.num_steps - 1
+
+
+@pytest.mark.parametrize(("level", "is_weighed"), [(HARD, False), (EASY, True)])
+def test_a_newcomer_is_weighed_where_strangers_may_pay(
+    monkeypatch: pytest.MonkeyPatch, level: float, is_weighed: bool
+) -> None:
+    """Strangers are taken for what the last ones were."""
+    batch = keys(8)
+    server = Server(lambda request, step: level if step < 60 else HARD)
+    for step in range(60):
+        server.step([(place, step // 10) for place in range(8)])
+    for _ in range(60):
+        server.step(batch)
+    controller = server.controller
+    monkeypatch.setattr(type(controller._looking), "is_due", property(lambda self: False))
+    while server.step(batch)[0].is_followed:
+        pass
+    assert server.step(batch[:7])[0].is_followed  # one that leaves changes nothing
+    plan, _ = server.step([*batch[:7], "new"])
+    assert plan.is_followed != is_weighed
+    assert plan.costs.bs == 8
 
 
 def test_strangers_are_looked_at_first() -> None:
