@@ -15,7 +15,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_spec
 
-from dcut_sglang.host import flag, requests, sampling, state, weights
+from dcut_sglang.host import aborts, flag, requests, sampling, state, weights
 from dcut_sglang.host.cpu import allocation, determinism, linear, rivals
 from dcut_sglang.host.cpu.activate import cpu_engine_enabled
 
@@ -117,6 +117,12 @@ HOOKS = (
         HookType.AROUND,
         "prefill draws the first token itself, and a seed's noise there depends on who else is "
         "in the batch",
+    ),
+    Hook(
+        "sglang.srt.managers.schedule_batch.Req.update_finish_state",
+        aborts.end_where_due,
+        HookType.AROUND,
+        "a request aborted in the step that ends it keeps what that step accepted past its end",
     ),
     Hook(
         "sglang.srt.mem_cache.allocation.get_last_loc",
