@@ -1,11 +1,12 @@
 """For whom a step drafts, and how deep: for those requests whose drafts pay.
 
-Every millisecond has a price, the tokens that the server earns in it at present: at least what
-plain decoding earns, more where speculation does better. Drafting for a request pays when the
-tokens its block is expected to add exceed the price of the draft forward, the head's rows and
-the verify rows (Dinkelbach's rule: the greatest ratio of tokens to time over a run is reached by
-the greatest tokens - price * time in each step, at the price that the run itself earns). A step
-in which nobody's drafts pay drafts nothing and costs what plain decoding costs.
+Every millisecond has a price, the tokens that plain decoding of the same batch earns in it.
+Drafting for a request pays when the tokens its block is expected to add exceed the price of the
+draft forward, the head's rows and the verify rows. (By Dinkelbach's rule the price of the greatest
+ratio of tokens to time is what the run itself earns, which is more where speculation does well. On
+recorded texts that price serves no better; and it is learnt, so that a burst of requests behind a
+single easy one would be weighed at what that one earned.) A step in which nobody's drafts pay
+drafts nothing and costs what plain decoding costs.
 
 A small share of the time goes into looking (looking.py): drafting for one or two more requests,
 strangers first, then those not drafted for the longest.
@@ -35,7 +36,7 @@ from dcut_sglang.value import Float32Array, FloatArray, IntArray, Prices, ValueM
 _EXPLORE_TIME_SHARE = 0.005
 # Tokens per request by which the gain may fall short before drafting stops.
 _HYSTERESIS = 0.04
-# Steps over which the price is averaged.
+# Steps over which the drafts kept per request are averaged, for the price of a row.
 _PRICE_STEPS = 30
 # Share of its price up to which drafting is worth clearly less.
 _CLEARLY_LESS = 0.8
@@ -63,8 +64,6 @@ class Controller:
         # What the last plan expected of drafting for the 1, 2, .. best requests, for the trace.
         self.draft_gains: FloatArray = np.zeros(0)
         self._is_calibrating = selector.config.calibration and not selector.config.deterministic
-        # Tokens per millisecond over those of a plain step of the same batch.
-        self._speedup = 1.0
         self._kept_per_request = 1.0
         self._looking = Looking(self.values)
         # Whom the last plan drafts for, for the first time, only to find out.
@@ -112,10 +111,7 @@ class Controller:
 
     def _note(self, num_plain_steps: int) -> None:
         """Catch up with steps that followed a plain plan."""
-        if num_plain_steps:
-            left = (1 - 1 / _PRICE_STEPS) ** num_plain_steps
-            self._speedup = 1.0 + (self._speedup - 1.0) * left
-            self._kept_per_request *= left
+        self._kept_per_request *= (1 - 1 / _PRICE_STEPS) ** num_plain_steps
 
     def forced(self, forced: Forced, bs: int, context: float, step: int) -> Plan:
         """The plan of a step whose choices are forced."""
@@ -160,7 +156,7 @@ class Controller:
         all_rows = bs * self.values.depth
         head_ms = costs.head(np.array([1, all_rows]))
         return Prices(
-            tokens_per_ms=self._speedup * bs / (plain_ms + self.overhead_ms[0]),
+            tokens_per_ms=bs / (plain_ms + self.overhead_ms[0]),
             row_ms=(usual_ms - plain_ms) / usual_rows,
             head_row_ms=float(head_ms[1] - head_ms[0]) / max(1, all_rows - 1),
         )
@@ -285,8 +281,5 @@ class Controller:
             return
         self.values.advance(requests, kept, emitted)
         bs = len(requests)
-        plain_rate = bs / (plan.costs.plain_ms + self.overhead_ms[0])
-        speedup = decision.expected_tokens / decision.predicted_ms / plain_rate
-        self._speedup = max(1.0, self._speedup + (speedup - self._speedup) / _PRICE_STEPS)
         per_request = decision.num_kept / bs
         self._kept_per_request += (per_request - self._kept_per_request) / _PRICE_STEPS

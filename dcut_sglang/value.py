@@ -42,7 +42,7 @@ class Prices:
     """What a step's milliseconds are worth in tokens.
 
     Attributes:
-        tokens_per_ms: what the server earns at present.
+        tokens_per_ms: what plain decoding of the batch earns.
         row_ms: a further row in the verify.
         head_row_ms: a further row in the draft head.
     """
