@@ -86,7 +86,7 @@ class Controller:
             if followed is not None:
                 self._looking.save(followed.costs)
                 return followed
-        self._note(self._plain_run.end())
+        self._kept_per_request *= (1 - 1 / _PRICE_STEPS) ** self._plain_run.end()
         bs, config = len(requests), self.selector.config
         costs = table.at(bs, context)
         prices = self.prices(costs)
@@ -108,10 +108,6 @@ class Controller:
         if self.mode == "plain":
             self._plain_run.begin(plan, requests, self._is_clear, self._is_open)
         return plan
-
-    def _note(self, num_plain_steps: int) -> None:
-        """Catch up with steps that followed a plain plan."""
-        self._kept_per_request *= (1 - 1 / _PRICE_STEPS) ** num_plain_steps
 
     def forced(self, forced: Forced, bs: int, context: float, step: int) -> Plan:
         """The plan of a step whose choices are forced."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.runtime_context import get_spec
-
 
 def end_where_due(original: Callable[..., None], req: Any, new_accepted_len: int = 1) -> None:
     """Around ``Req.update_finish_state``, which looks at nothing else once a request is to abort.
@@ -15,9 +13,10 @@ def end_where_due(original: Callable[..., None], req: Any, new_accepted_len: int
     carry tokens past the limit, a stop string or the end of the text. So the request's own end is
     looked for first, and the answer cut there; the reason remains that it was aborted.
     """
+    from dcut_sglang.host.hooks import dcut_active
+
     reason = req.to_finish
-    is_dcut = get_spec().speculative_algorithm == "DCUT"
-    if reason is None or new_accepted_len < 2 or req.finished() or not is_dcut:
+    if reason is None or new_accepted_len < 2 or req.finished() or not dcut_active():
         original(req, new_accepted_len)
         return
     req.to_finish = None

@@ -22,8 +22,8 @@ DEPTH = TABLE.block_size - 1
 PRICES = Prices(tokens_per_ms=0.2, row_ms=1.0, head_row_ms=0.1)
 
 
-def plain_plan(requests: list[Hashable], table: CostTable = TABLE) -> Plan:
-    controller = Controller(Selector(table, DCutConfig()))
+def plain_plan(requests: list[Hashable]) -> Plan:
+    controller = Controller(Selector(TABLE, DCutConfig()))
     return controller.following("plain", np.arange(0), TABLE.block_size, len(requests), 64.0)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from dcut_sglang.host import aborts
+from dcut_sglang.host import aborts, hooks
 
 
 @pytest.mark.parametrize(
@@ -27,7 +26,7 @@ def test_an_aborted_answer_ends_where_it_would_have(
     expected: list[int],
 ) -> None:
     """An abort in the step that runs over the request's end: found by the fuzz, 9 tokens over."""
-    monkeypatch.setattr(aborts, "get_spec", lambda: SimpleNamespace(speculative_algorithm="DCUT"))
+    monkeypatch.setattr(hooks, "dcut_active", lambda: True)
     params = SamplingParams(**sampling)
     params.normalize(None)
     request = Req("r", "", [1, 2], params, vocab_size=100)
