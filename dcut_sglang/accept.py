@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,18 +14,28 @@ class Accepted:
     Attributes:
         num_drafts: int64 [bs], accepted drafts, 0..n[i]-1.
         out_tokens: int64 [bs, D], the emitted tokens of request i in its first
-            ``num_drafts[i] + 1`` columns; what follows is not part of the output.
+            ``num_emitted[i]`` columns; what follows is not part of the output.
         bonus: int64 [bs], the last emitted token, the next step's anchor.
+        num_passes: forwards of the target; more than one in plain steps only.
     """
 
     num_drafts: torch.Tensor
     out_tokens: torch.Tensor
     bonus: torch.Tensor
+    num_passes: int = 1
 
     @property
     def num_emitted(self) -> torch.Tensor:
-        """Tokens that each request emits, the bonus included: int64 [bs]."""
-        return self.num_drafts + 1
+        """Tokens that each request emits, one per pass on top of its drafts: int64 [bs]."""
+        return self.num_drafts + self.num_passes
+
+    def then(self, later: Accepted) -> Accepted:
+        """This plain step, and another plain pass behind it. No host sync."""
+        out_tokens = self.out_tokens.clone()
+        out_tokens[:, self.num_passes] = later.bonus
+        return replace(
+            self, out_tokens=out_tokens, bonus=later.bonus, num_passes=self.num_passes + 1
+        )
 
 
 def accept(

@@ -27,6 +27,9 @@ class DCutConfig:
             millisecond; ``paper`` leaves the anchors out of the numerator.
         plain_steps: whether a step may draft nothing, where plain decoding is expected to yield
             more tokens per millisecond.
+        plain_step_ms: milliseconds that a step may take which drafts nothing and makes several
+            decode passes in a row, where no request needs SGLang in between; each but the first
+            saves what a step costs beside its forward. 0: one pass.
         draft_subsets: whether a step may draft for some of its requests only.
         head_stages: how many drafts of a request the draft head may stop after, ascending, where
             the decision is free of a device sync (CPU). Empty: whole blocks.
@@ -51,11 +54,15 @@ class DCutConfig:
         trace_tokens: whether the trace holds tokens too, for every-anchor recordings.
         trace_max_mb: the trace stops growing there.
         cost_cache_dir: where probed tables are kept for the next start; empty: nowhere.
+        cpu_overlap: whether SGLang's overlap scheduling stays as the command line has it on a CPU.
+            There it hides nothing, since a forward runs on the scheduler's own thread, and each
+            request takes a step behind its end; so it is turned off otherwise.
     """
 
     keep_ratios: tuple[float, ...] = ()
     objective: Objective = "throughput"
     plain_steps: bool = True
+    plain_step_ms: float = 120.0
     draft_subsets: bool = True
     head_stages: tuple[int, ...] = (2, 5, 9)
     short_blocks: bool = True
@@ -73,6 +80,7 @@ class DCutConfig:
     trace_path: str | None = None
     trace_tokens: bool = False
     trace_max_mb: float = 64.0
+    cpu_overlap: bool = False
 
     def __post_init__(self) -> None:
         for name in ("keep_ratios", "head_stages", "probe_contexts"):
@@ -94,6 +102,7 @@ class DCutConfig:
             "cost_correction",
             "deterministic",
             "trace_tokens",
+            "cpu_overlap",
         ):
             value = getattr(self, name)
             _require(type(value) is bool, name, "true or false", value)
@@ -122,6 +131,12 @@ class DCutConfig:
             "min_drafts",
             "a whole number >= 0",
             self.min_drafts,
+        )
+        _require(
+            _is_number(self.plain_step_ms) and 0 <= self.plain_step_ms < math.inf,
+            "plain_step_ms",
+            "a number of milliseconds >= 0",
+            self.plain_step_ms,
         )
         _require(
             _is_number(self.probe_budget_s) and 0 < self.probe_budget_s < math.inf,

@@ -69,22 +69,23 @@ class Controller:
         # Whom the last plan drafts for, for the first time, only to find out.
         self._met: set[Hashable] = set()
         self._explore_budget_ms = 0.0
-        self._plain_run = PlainRun(self.values)
+        self._plain_run = PlainRun(self.values, selector.config.plain_step_ms)
         # Whether drafting was worth clearly less than its price: for whomever, for strangers.
         self._is_clear = self._is_open = False
 
-    def plan(self, requests: Sequence[Hashable], context: float) -> Plan:
+    def plan(self, requests: Sequence[Hashable], context: float, most_passes: int = 1) -> Plan:
         """Plan the next step of this batch.
 
         Args:
             requests: a key per request, the same over its lifetime.
             context: mean committed tokens per request.
+            most_passes: forwards that a plain step may make.
         """
         table = self.selector.cost
         if not self._looking.is_due:
-            followed = self._plain_run.follow(requests, context, table)
+            followed = self._plain_run.follow(requests, context, table, most_passes)
             if followed is not None:
-                self._looking.save(followed.costs)
+                self._looking.save(followed.costs, followed.num_passes)
                 return followed
         self._kept_per_request *= (1 - 1 / _PRICE_STEPS) ** self._plain_run.end()
         bs, config = len(requests), self.selector.config
@@ -106,27 +107,38 @@ class Controller:
         stages = self._stages(rows[drafted], prices, block_size - 1)
         plan = self._make_plan(self.mode, drafted, stages, block_size, costs, prices, context)
         if self.mode == "plain":
-            self._plain_run.begin(plan, requests, self._is_clear, self._is_open)
+            run = self._plain_run
+            plan = run.begin(plan, requests, self._is_clear, self._is_open, most_passes)
+            self._looking.save(costs, plan.num_passes - 1)
         return plan
 
-    def forced(self, forced: Forced, bs: int, context: float, step: int) -> Plan:
+    def forced(
+        self, forced: Forced, bs: int, context: float, step: int, most_passes: int = 1
+    ) -> Plan:
         """The plan of a step whose choices are forced."""
         costs = self.selector.cost.at(bs, context)
         drafted = forced.drafted(bs, step).numpy()
         block_size = forced.draft_block_size(tuple(sorted(costs.forward_ms)), step)
         stages = forced.stages(block_size - 1, step)
         prices = self.prices(costs)
-        return self._make_plan("forced", drafted, stages, block_size, costs, prices, context)
+        plan = self._make_plan("forced", drafted, stages, block_size, costs, prices, context)
+        most_passes = min(most_passes, self._plain_run.passes_in_time(costs))
+        return replace(plan, num_passes=forced.num_passes(most_passes, len(drafted), step))
 
     def following(
-        self, mode: Mode, drafted: IntArray, block_size: int, bs: int, context: float
+        self,
+        mode: Mode,
+        drafted: IntArray,
+        block_size: int,
+        num_passes: int,
+        bs: int,
+        context: float,
     ) -> Plan:
         """The plan of a rank that does as another one decided."""
-        costs = self.selector.cost.at(bs, context)
-        stages = WholeBlock(block_size - 1)
-        return self._make_plan(
-            mode, drafted, stages, block_size, costs, self.prices(costs), context
-        )
+        costs, stages = self.selector.cost.at(bs, context), WholeBlock(block_size - 1)
+        prices = self.prices(costs)
+        plan = self._make_plan(mode, drafted, stages, block_size, costs, prices, context)
+        return replace(plan, num_passes=num_passes)
 
     def _make_plan(
         self,
@@ -273,7 +285,7 @@ class Controller:
     ) -> None:
         """Learn what came of a step: verified drafts [bs] and emitted tokens [bs]."""
         if plan.is_followed:
-            self._plain_run.passed()
+            self._plain_run.passed(plan.num_passes)
             return
         self.values.advance(requests, kept, emitted)
         bs = len(requests)

@@ -6,7 +6,7 @@ SGLang's ``/set_internal_state`` carries numbers only, so each form is a numeric
 ``dcut_force_plain``    1, draft nothing and verify one token per request
 ``dcut_force_random``   a seed, draw each step's verify lengths uniformly from 1..D, whether it
                         drafts for all requests, for some or for none, in blocks
-                        of which size, and how deep
+                        of which size, how deep, and the passes of plain steps
 ``dcut_verify_len_<i>`` 1..D, verify length of the requests whose place in the batch is i modulo
                         the number of lengths; ``dcut_verify_len_0`` starts a new list, places
                         that were left out get 1
@@ -84,6 +84,15 @@ class Forced:
         place = torch.randint(len(sizes), (1,), generator=self._generator(step, of=3)).item()
         return sizes[int(place)]
 
+    def num_passes(self, most: int, num_drafted: int, step: int) -> int:
+        """Forwards of a step: 1 where it drafts, else as many as may be, up to that for random
+        lengths."""
+        if num_drafted or most == 1:
+            return 1
+        if self.random_seed is None:
+            return most
+        return int(torch.randint(1, most + 1, (1,), generator=self._generator(step, of=4)).item())
+
     def stages(self, depth: int, step: int) -> Stages:
         """How deep the head goes; at random for random lengths, whole blocks otherwise."""
         if self.random_seed is None:
@@ -92,7 +101,7 @@ class Forced:
 
     def _generator(self, step: int, of: int) -> torch.Generator:
         assert self.random_seed is not None
-        return torch.Generator().manual_seed(self.random_seed * 1_000_003 + 4 * step + of)
+        return torch.Generator().manual_seed(self.random_seed * 1_000_003 + 5 * step + of)
 
     def verify_lens(
         self,

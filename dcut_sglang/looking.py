@@ -40,9 +40,9 @@ class Looking:
         """Whether the time set aside pays for another look, at the last one's price."""
         return self._saved_ms >= self._price_ms
 
-    def save(self, costs: BatchCosts) -> None:
+    def save(self, costs: BatchCosts, num_passes: int = 1) -> None:
         """Set a share of a step's time aside."""
-        self._saved_ms += _TIME_SHARE * costs.plain_ms
+        self._saved_ms += _TIME_SHARE * num_passes * costs.plain_ms
 
     def places(
         self, rows: IntArray, drafted: IntArray, costs: BatchCosts, prices: Prices, own_ms: float

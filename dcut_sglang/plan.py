@@ -28,6 +28,7 @@ class Plan:
         costs, prices: what the plan was made at.
         context: mean committed tokens per request.
         overhead_ms: what a step spends outside of draft, head and verify.
+        num_passes: forwards of the target that a plain step makes, one token per request each.
         is_followed: whether it was made for a plain step before this one. Such a step is planned
             for, learnt from and priced together with that one.
         calibrate: (confidences float32 [n, m], drafts in front of them) -> calibrated ones.
@@ -42,6 +43,7 @@ class Plan:
     context: float
     overhead_ms: float
     calibrate: Callable[[Float32Array, int], Float32Array]
+    num_passes: int = 1
     is_followed: bool = False
 
     def depths(self, computed: Computed) -> IntArray:

@@ -28,6 +28,17 @@ from dcut_sglang.host.sampling import choose_tokens
 from dcut_sglang.host.window import BlockWindow, PackedRows
 
 
+def can_choose_alone(batch: Any) -> bool:
+    """Whether a token is all that the choice of the next one needs to know of it."""
+    info = batch.sampling_info
+    return info is None or not (
+        info.has_custom_logit_processor
+        or penalties_asked(info)
+        or batch.has_grammar
+        or batch.return_logprob
+    )
+
+
 class Chooser:
     """What a worker remembers of its requests between steps.
 
@@ -71,14 +82,8 @@ class Chooser:
             blocks: int64 [bs, D], anchor and drafts.
         """
         info = batch.sampling_info
-        if info is None or (
-            info.is_all_greedy
-            and info.logit_bias is None
-            and not info.has_custom_logit_processor
-            and not penalties_asked(info)
-            and not batch.has_grammar
-            and not batch.return_logprob
-        ):
+        takes_largest = info is None or (info.is_all_greedy and info.logit_bias is None)
+        if takes_largest and can_choose_alone(batch):
             return None
         return StepChoice(self, batch, window, blocks, verify_lens, rows)
 

@@ -57,7 +57,7 @@ class Learning:
         requests = [r.rid for r in batch.reqs]
         if not drafts.num_drafted:
             none = np.zeros(len(requests), dtype=np.int64)
-            self._controller.advance(requests, none, none + 1, decision, plan)
+            self._controller.advance(requests, none, none + plan.num_passes, decision, plan)
             return
         kept = verify_lens.cpu().numpy().astype(np.int64) - 1
         num_accepted = accepted.num_drafts.cpu().numpy()
@@ -82,6 +82,9 @@ class Learning:
         verify_ms = timer.priced("verify", "commit")
         # What plain steps left to be written is no price of the drafts that it is written for.
         settle_ms = timer.priced("settle")
+        other_ms = timer.step_ms - (forward_ms + head_ms + verify_ms + settle_ms)
+        # The costs are those of a pass.
+        passes = plan.num_passes
         measured = MeasuredStep(
             bs=plan.costs.bs,
             rows=num_rows,
@@ -91,10 +94,8 @@ class Learning:
             head_rows=drafts.computed.rows,
             forward_ms=forward_ms,
             head_ms=head_ms,
-            verify_ms=verify_ms,
-            other_ms=timer.step_ms
-            - (forward_ms + head_ms + verify_ms + settle_ms)
-            + self._gap_ms(timer),
+            verify_ms=verify_ms / passes,
+            other_ms=(other_ms + self._gap_ms(timer)) / passes,
             costs=plan.costs,
         )
         if self.correction.observe(measured):

@@ -131,38 +131,41 @@ class StepMetrics:
         num_drafts: int,
         num_accepted: torch.Tensor,
         decision: Decision | None,
+        num_passes: int = 1,
     ) -> None:
-        """Add one step. No host sync.
+        """Add one step, or as many plain ones as it made passes. No host sync.
 
         Args:
+            num_rows, verified_rows: of one pass.
             mode: the plan's.
             num_drafted: requests that were drafted for.
             num_drafts: drafts that were computed for them.
             num_accepted: int64 [bs], kept on the device.
+            decision: for one pass.
         """
         kept = num_rows - bs
-        self.steps += 1
         if num_drafted == 0:
-            self.plain_steps += 1
-            self.first_plain_step = self.first_plain_step or self.steps
+            self.plain_steps += num_passes
+            self.first_plain_step = self.first_plain_step or self.steps + 1
+        self.steps += num_passes
         if mode == "look":
             self.look_steps += 1
             self.look_ms += sum(timer.phase_ms.get(phase, 0.0) for phase in DRAFT_PHASES)
         self.steps_ms += sum(timer.phase_ms.values())
-        self.request_steps += bs
+        self.request_steps += num_passes * bs
         self.requests_drafted += num_drafted
         self.drafts_proposed += num_drafts
         self.drafts_kept += kept
-        self.rows_decided += num_rows
-        self.rows_verified += verified_rows
-        self.keep_ratio_counts[_ratio_label(kept, num_drafts)] += 1
+        self.rows_decided += num_passes * num_rows
+        self.rows_verified += num_passes * verified_rows
+        self.keep_ratio_counts[_ratio_label(kept, num_drafts)] += num_passes
         for phase, ms in timer.phase_ms.items():
             self.phase_ms[phase] += ms
         self._drafts_accepted = self._drafts_accepted + num_accepted.sum()
         if decision is not None and timer.step_ms is not None:
-            self.selected_steps += 1
-            self.predicted_ms += decision.predicted_ms
-            self.predicted_tokens += decision.expected_tokens
+            self.selected_steps += num_passes
+            self.predicted_ms += num_passes * decision.predicted_ms
+            self.predicted_tokens += num_passes * decision.expected_tokens
             self.selected_ms += timer.step_ms
 
     def snapshot(self) -> dict[str, Any]:

@@ -155,6 +155,10 @@ def settle(server_args: Any) -> None:
         server_args.speculative_draft_attention_backend = (
             current_platform.get_default_speculative_draft_attention_backend("DFLASH")
         )
+    on_cpu = str(server_args.device).split(":")[0] == "cpu"
+    if on_cpu and not read_config(server_args).cpu_overlap:
+        # As SGLang does for EAGLE and NGRAM on a CPU.
+        server_args.disable_overlap_schedule = True
     if server_args.max_running_requests is None:
         server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
         logger.info(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dcut_sglang.accept import Accepted
 from dcut_sglang.config import ConfigError, DCutConfig
 from dcut_sglang.host.draft import DraftBlock
 from dcut_sglang.host.metrics import StepTimer
@@ -42,12 +43,12 @@ def open_trace(
 def write_step(
     trace: TraceWriter,
     *,
-    step: int,
+    last_step: int,
     batch: Any,
     contexts: torch.Tensor,
     drafts: DraftBlock | None,
     verify_lens: torch.Tensor,
-    num_accepted: torch.Tensor,
+    accepted: Accepted,
     timer: StepTimer,
     decision: Decision | None,
     draft_gains: Sequence[float],
@@ -55,33 +56,39 @@ def write_step(
     draft_block_size: int,
     with_tokens: bool,
 ) -> None:
-    """Append one step; a disk that fails ends the trace, not the serving.
+    """Append one step; one of several passes as so many, each with its part of the time.
 
-    Copies the step's tensors to the host, which syncs: tracing has a price on CUDA.
+    A disk that fails ends the trace, not the serving. Copies the step's tensors to the host, which
+    syncs: tracing has a price on CUDA.
+
+    Args:
+        last_step: number of the step, or of its last pass.
     """
-    phase_ms = dict(timer.phase_ms)
+    passes = accepted.num_passes
+    phase_ms = {phase: ms / passes for phase, ms in timer.phase_ms.items()}
     for part, whole in (("head", "draft"), ("confidence", "draft"), ("settle", "commit")):
         phase_ms[whole] = phase_ms.get(whole, 0.0) + phase_ms.pop(part, 0.0)
     nan = float("nan")
     try:
-        trace.write_step(
-            step=step,
-            request_ids=[request.rid for request in batch.reqs],
-            verify_lens=verify_lens.cpu().numpy(),
-            accepted=num_accepted.cpu().numpy(),
-            contexts=contexts.cpu().numpy(),
-            mode="plain" if drafts is None else "speculate",
-            confidence=None if drafts is None else drafts.confidence.float().cpu().numpy(),
-            predicted_ms=nan if decision is None else decision.predicted_ms,
-            measured_ms=nan if timer.step_ms is None else timer.step_ms,
-            phase_ms=phase_ms,
-            tokens=drafts.tokens.cpu().numpy() if with_tokens and drafts is not None else None,
-            forced=forced,
-            draft_block_size=draft_block_size,
-            head_rows=() if drafts is None else drafts.computed.rows,
-            candidates=None if decision is None else decision.candidates,
-            draft_gains=() if decision is None else draft_gains,
-        )
+        for number in range(passes):
+            trace.write_step(
+                step=last_step - passes + 1 + number,
+                request_ids=[request.rid for request in batch.reqs],
+                verify_lens=verify_lens.cpu().numpy(),
+                accepted=accepted.num_drafts.cpu().numpy(),
+                contexts=contexts.cpu().numpy() + number,
+                mode="plain" if drafts is None else "speculate",
+                confidence=None if drafts is None else drafts.confidence.float().cpu().numpy(),
+                predicted_ms=nan if decision is None else decision.predicted_ms,
+                measured_ms=nan if timer.step_ms is None else timer.step_ms / passes,
+                phase_ms=phase_ms,
+                tokens=drafts.tokens.cpu().numpy() if with_tokens and drafts is not None else None,
+                forced=forced,
+                draft_block_size=draft_block_size,
+                head_rows=() if drafts is None else drafts.computed.rows,
+                candidates=None if decision is None else decision.candidates,
+                draft_gains=() if decision is None else draft_gains,
+            )
     except OSError as error:
-        logger.error("DCUT: the trace ends at step %d: %s", step, error)
+        logger.error("DCUT: the trace ends at step %d: %s", last_step, error)
         trace.full = True

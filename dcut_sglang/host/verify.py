@@ -49,9 +49,9 @@ def verify(
         kv_loc_cols=rows.index,
     )
     draft_input = batch.spec_info
-    batch.out_cache_loc = rows.slots
+    batch.out_cache_loc, batch.seq_lens = rows.slots, window.prefix_lens
     if batch.seq_lens_cpu is not None:
-        batch.seq_lens_cpu = batch.seq_lens_cpu + block_size
+        batch.seq_lens_cpu = window.host_lens + block_size
         batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
     elif draft_input.nxt_kv_lens_cpu is not None:
         batch.seq_lens_cpu = draft_input.nxt_kv_lens_cpu

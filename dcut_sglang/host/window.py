@@ -7,6 +7,7 @@ request, packed one after the other.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,18 @@ def open_window(worker: Any, batch: Any, block_size: int) -> BlockWindow:
     )
 
 
+def next_window(worker: Any, window: BlockWindow, anchors: torch.Tensor) -> BlockWindow:
+    """The window one token further, behind a plain pass that emitted ``anchors`` int64 [bs]."""
+    return _gather_window(
+        worker,
+        anchors,
+        window.req_pool_indices,
+        window.prefix_lens + 1,
+        window.host_lens + 1,
+        window.block_size,
+    )
+
+
 def part_of(worker: Any, window: BlockWindow, places: torch.Tensor, block_size: int) -> BlockWindow:
     """The window of some of the batch's requests, over the first places of their blocks.
 
@@ -133,15 +146,14 @@ def pack(window: BlockWindow, verify_lens: torch.Tensor, num_rows: int) -> Packe
         num_rows: their sum, known on the host, so that nothing here syncs.
     """
     bs, device = window.bs, verify_lens.device
-    layout = RaggedVerifyLayout.from_verify_lens_device(
-        verify_lens=verify_lens, graph_num_tokens=num_rows
-    )
-    request = torch.arange(bs, device=device)
     if num_rows == bs:  # a plain step: the anchors' rows
-        index = request * window.block_size
+        layout, request, index = _anchor_rows(bs, window.block_size, device)
     else:
+        layout = RaggedVerifyLayout.from_verify_lens_device(
+            verify_lens=verify_lens, graph_num_tokens=num_rows
+        )
         request = torch.repeat_interleave(
-            request, verify_lens.to(torch.int64), output_size=num_rows
+            torch.arange(bs, device=device), verify_lens.to(torch.int64), output_size=num_rows
         )
         first = layout.extend_start_loc.to(torch.int64)[request]
         depth = torch.arange(num_rows, device=device) - first
@@ -153,3 +165,15 @@ def pack(window: BlockWindow, verify_lens: torch.Tensor, num_rows: int) -> Packe
         positions=window.positions.view(-1)[index],
         slots=window.slots.view(-1)[index],
     )
+
+
+@functools.cache
+def _anchor_rows(
+    bs: int, block_size: int, device: torch.device
+) -> tuple[RaggedVerifyLayout, torch.Tensor, torch.Tensor]:
+    """Layout, requests and places of a plain step's rows, which every one of that size shares."""
+    layout = RaggedVerifyLayout.from_verify_lens_device(
+        verify_lens=torch.ones(bs, dtype=torch.int32, device=device), graph_num_tokens=bs
+    )
+    request = torch.arange(bs, device=device)
+    return layout, request, request * block_size

@@ -21,18 +21,20 @@ from dcut_sglang.controller import Controller
 from dcut_sglang.force import Forced
 from dcut_sglang.host.choice import Chooser
 from dcut_sglang.host.device import adapt_draft_model, argmax_rows
-from dcut_sglang.host.draft import DraftBlock, draft_blocks
+from dcut_sglang.host.draft import DraftBlock, draft_blocks, no_drafts
 from dcut_sglang.host.draft_kv import DraftKV
 from dcut_sglang.host.flag import read_config
 from dcut_sglang.host.head import DraftHead, draft_vocabulary
 from dcut_sglang.host.hooks import verify_hooks
 from dcut_sglang.host.learning import Learning
 from dcut_sglang.host.metrics import StepMetrics, StepTimer
+from dcut_sglang.host.passes import count_passes, most_passes
 from dcut_sglang.host.probe import load_or_probe
 from dcut_sglang.host.ranks import LedStages, Ranks
-from dcut_sglang.host.tracing import open_trace, write_step
+from dcut_sglang.host.recording import record
+from dcut_sglang.host.tracing import open_trace
 from dcut_sglang.host.verify import TargetOutput, verify
-from dcut_sglang.host.window import BlockWindow, open_window, pack
+from dcut_sglang.host.window import BlockWindow, next_window, open_window, pack
 from dcut_sglang.plan import Mode, Plan
 from dcut_sglang.selector import Decision, Selector
 from dcut_sglang.survival import rank_drafts
@@ -143,6 +145,7 @@ class DCutWorker(DFlashWorkerV2):
         assert self.learning is not None, "the costs are measured before serving"
         timer = StepTimer(self.device)
         window = open_window(self, batch, self.block_size)
+        contexts = window.prefix_lens
         plan = self.plan(batch)
         timer.mark("decide")
 
@@ -160,39 +163,34 @@ class DCutWorker(DFlashWorkerV2):
         target, accepted = self.verify_and_commit(
             batch, window, drafts, verify_lens, num_rows, on_publish, timer, grammar_barrier
         )
+        for _ in range(1, plan.num_passes):
+            window = next_window(self, window, accepted.bonus)
+            target, behind = self.verify_and_commit(
+                batch, window, no_drafts(window), verify_lens, num_rows, timer=timer
+            )
+            accepted = accepted.then(behind)
         if decision is not None:
             self.learning.outcome(batch, plan, drafts, verify_lens, accepted, decision)
         timer.mark("decide")
         timer.stop()
         self.learning.costs(plan, drafts, num_rows, timer)
-        self.metrics.add(
-            timer,
-            bs=window.bs,
+        record(
+            self,
+            batch=batch,
+            contexts=contexts,
+            plan=plan,
+            drafts=drafts,
+            verify_lens=verify_lens,
             num_rows=num_rows,
             verified_rows=target.logits.shape[0],
-            mode=plan.mode,
-            num_drafted=drafts.num_drafted,
-            num_drafts=drafts.num_drafts,
-            num_accepted=accepted.num_drafts,
+            accepted=accepted,
             decision=decision,
+            timer=timer,
         )
-        if self.trace is not None:
-            write_step(
-                self.trace,
-                step=self.metrics.steps,
-                batch=batch,
-                contexts=window.prefix_lens,
-                drafts=drafts if drafts.num_drafted else None,
-                verify_lens=verify_lens,
-                num_accepted=accepted.num_drafts,
-                timer=timer,
-                decision=decision,
-                draft_gains=self.controller.draft_gains.tolist() if self.controller else (),
-                forced=self.forced.describe() if self.forced is not None else "",
-                draft_block_size=plan.block_size,
-                with_tokens=self.config.trace_tokens,
-            )
-        return self._result(window, verify_lens, target, accepted)
+        if accepted.num_passes > 1:
+            count_passes(batch.reqs, accepted.num_passes - 1)
+        new_seq_lens = contexts + accepted.num_emitted
+        return self._result(new_seq_lens, verify_lens, target, accepted)
 
     def plan(self, batch: Any) -> Plan:
         """For whom this step drafts, and how deep; with several ranks, as rank 0 decides."""
@@ -201,15 +199,17 @@ class DCutWorker(DFlashWorkerV2):
         own = self._own_plan(batch, context) if self.ranks.decides else None
         if own is not None and self.ranks.size == 1:
             return own
-        mode, drafted, block_size = self.ranks.decided(lambda: _to_share(own))
-        plan = own or self.controller.following(mode, drafted, block_size, len(batch.reqs), context)
+        shared = self.ranks.decided(lambda: _to_share(own))
+        plan = own or self.controller.following(*shared, len(batch.reqs), context)
         return replace(plan, stages=LedStages(self.ranks, plan.stages))
 
     def _own_plan(self, batch: Any, context: float) -> Plan:
         assert self.controller is not None
+        passes = most_passes(batch, self.block_size)
         if self.forced is not None:
-            return self.controller.forced(self.forced, len(batch.reqs), context, self.metrics.steps)
-        return self.controller.plan([r.rid for r in batch.reqs], context)
+            bs, step = len(batch.reqs), self.metrics.steps
+            return self.controller.forced(self.forced, bs, context, step, passes)
+        return self.controller.plan([r.rid for r in batch.reqs], context, passes)
 
     def _validate_phase1_sampling_support(self, batch: Any) -> None:
         """The parent warns that it verifies greedily at any temperature; DCUT does not."""
@@ -271,7 +271,7 @@ class DCutWorker(DFlashWorkerV2):
 
     def _result(
         self,
-        window: BlockWindow,
+        new_seq_lens: torch.Tensor,
         verify_lens: torch.Tensor,
         target: TargetOutput,
         accepted: Accepted,
@@ -280,7 +280,6 @@ class DCutWorker(DFlashWorkerV2):
         # Under overlap, whatever stays in here is copied to the host.
         output = target.result.logits_output
         output.hidden_states = output.next_token_logits = None
-        new_seq_lens = window.prefix_lens + accepted.num_emitted
         return GenerationBatchResult(
             logits_output=output,
             next_token_ids=accepted.out_tokens.reshape(-1),
@@ -291,13 +290,14 @@ class DCutWorker(DFlashWorkerV2):
                 bonus_tokens=accepted.bonus, new_seq_lens=new_seq_lens
             ),
             speculative_num_draft_tokens=self.block_size,
+            num_non_draft_tokens_per_req=accepted.num_passes,
             new_seq_lens=new_seq_lens,
             routed_experts_output=target.result.routed_experts_output,
             indexer_topk_output=target.result.indexer_topk_output,
         )
 
 
-def _to_share(plan: Plan | None) -> tuple[Mode, IntArray, int]:
+def _to_share(plan: Plan | None) -> tuple[Mode, IntArray, int, int]:
     """What the other ranks need of rank 0's plan."""
     assert plan is not None, "only rank 0, which has a plan, is asked"
-    return plan.mode, plan.drafted, plan.block_size
+    return plan.mode, plan.drafted, plan.block_size, plan.num_passes

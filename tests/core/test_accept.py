@@ -104,6 +104,22 @@ def test_drafts_beyond_the_cut_do_not_change_what_is_emitted() -> None:
     assert [emitted(other, i) for i in range(4)] == [emitted(reference, i) for i in range(4)]
 
 
+def test_plain_passes_behind_one_another() -> None:
+    def plain_pass(tokens: list[int]) -> Accepted:
+        block = torch.zeros((2, 5), dtype=torch.int64)
+        return accept_rows(
+            block, torch.tensor(tokens), torch.tensor([0, 5]), torch.ones(2, dtype=torch.int32)
+        )
+
+    first = plain_pass([3, 4])
+    both = first.then(plain_pass([5, 6])).then(plain_pass([7, 8]))
+    assert both.out_tokens[:, :3].tolist() == [[3, 5, 7], [4, 6, 8]]
+    assert both.num_emitted.tolist() == [3, 3] and both.num_drafts.tolist() == [0, 0]
+    assert both.bonus.tolist() == [7, 8] and both.num_passes == 3
+    # What the first pass gave is not changed.
+    assert first.out_tokens[:, :2].tolist() == [[3, 0], [4, 0]] and first.num_emitted[0] == 1
+
+
 # -- a whole generation against plain decoding -------------------------------------------------
 
 VOCAB = 7

@@ -15,6 +15,7 @@ EVERY_FIELD: dict[str, Any] = {
     "keep_ratios": [0, 0.3, 1],
     "objective": "paper",
     "plain_steps": False,
+    "plain_step_ms": 50,
     "draft_subsets": False,
     "head_stages": [1, 3],
     "short_blocks": False,
@@ -32,6 +33,7 @@ EVERY_FIELD: dict[str, Any] = {
     "trace_path": "steps.trace",
     "trace_max_mb": 0.5,
     "trace_tokens": True,
+    "cpu_overlap": True,
 }
 
 
@@ -76,6 +78,10 @@ EVERY_FIELD: dict[str, Any] = {
         ("max_token_ms", True),
         ("max_token_ms", float("inf")),
         ("max_token_ms", float("nan")),
+        ("plain_step_ms", -1),
+        ("plain_step_ms", True),
+        ("plain_step_ms", float("inf")),
+        ("cpu_overlap", 1),
         ("min_drafts", -1),
         ("min_drafts", 1.0),
         ("min_drafts", True),

@@ -226,6 +226,16 @@ def test_random_block_sizes_repeat_and_cover_what_can_be_drafted() -> None:
     assert Forced(random_seed=5).draft_block_size((BLOCK_SIZE,), 0) == BLOCK_SIZE
 
 
+def test_passes_are_of_plain_steps_and_repeat() -> None:
+    forced = Forced(random_seed=5)
+    drawn = [forced.num_passes(4, 0, step) for step in range(60)]
+    assert drawn == [forced.num_passes(4, 0, step) for step in range(60)]
+    assert set(drawn) == {1, 2, 3, 4}
+    assert forced.num_passes(4, 3, 0) == 1 == Forced(ratio=0.5).num_passes(4, 8, 0)
+    assert Forced(plain=True).num_passes(4, 0, 0) == 4
+    assert Forced(plain=True).num_passes(1, 0, 0) == 1
+
+
 def test_random_stages_repeat_and_stop_everywhere() -> None:
     forced = Forced(random_seed=5)
     global_state = torch.get_rng_state()

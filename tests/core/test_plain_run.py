@@ -24,7 +24,7 @@ PRICES = Prices(tokens_per_ms=0.2, row_ms=1.0, head_row_ms=0.1)
 
 def plain_plan(requests: list[Hashable]) -> Plan:
     controller = Controller(Selector(TABLE, DCutConfig()))
-    return controller.following("plain", np.arange(0), TABLE.block_size, len(requests), 64.0)
+    return controller.following("plain", np.arange(0), TABLE.block_size, 1, len(requests), 64.0)
 
 
 def values_of(requests: list[Hashable]) -> ValueModel:
@@ -38,23 +38,32 @@ def values_of(requests: list[Hashable]) -> ValueModel:
 @settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True), max_size=7),
+    st.integers(1, 5),
     st.integers(0, 2**32 - 1),
 )
-def test_as_if_every_step_had_been_weighed(batches: list[list[int]], seed: int) -> None:
-    """Whoever comes and goes, values are what ``advance`` at every step makes of them."""
+def test_as_if_every_pass_had_been_weighed(batches: list[list[int]], most: int, seed: int) -> None:
+    """Whoever comes and goes, values are what ``advance`` at every pass makes of them."""
     everybody: list[Hashable] = list(range(6))
     followed, weighed = values_of(everybody), values_of(everybody)
     held = np.random.default_rng(seed).random(6)
     followed._held[:6], weighed._held[:6] = held, held
-    run = PlainRun(followed)
+    run = PlainRun(followed, step_ms=1e6)
     run.begin(plain_plan(everybody), everybody, is_clear=True, is_open=True)
+    num_passes, before = 0, everybody
     for batch in batches:
-        plan = run.follow(batch, 64.0, TABLE)
+        plan = run.follow(batch, 64.0, TABLE, most)
+        if num_passes == 7:
+            assert plan is None
+            break
         assert plan is not None and plan.is_followed and plan.costs.bs == len(batch)
-        run.passed()
+        # Whoever waits for the place of one that left waits for one pass.
+        assert plan.num_passes == (min(most, 7 - num_passes) if batch == before else 1)
+        run.passed(plan.num_passes)
+        num_passes, before = num_passes + plan.num_passes, batch
         none = np.zeros(len(batch), dtype=np.int64)
-        weighed.advance(batch, none, none + 1)
-    assert run.end() == len(batches)
+        for _ in range(plan.num_passes):
+            weighed.advance(batch, none, none + 1)
+    assert run.end() == num_passes
     assert run.end() == 0
     rows = followed.rows_of(everybody)
     np.testing.assert_array_equal(followed._advanced[rows], weighed._advanced[rows])
@@ -71,6 +80,29 @@ def test_how_long_a_plan_holds() -> None:
         while run.follow(requests, 64.0, TABLE) is not None:
             num_followed += 1
         assert num_followed == length - 1
+
+
+def test_a_step_makes_several_passes_only_for_requests_of_the_run_before() -> None:
+    requests: list[Hashable] = ["a", "b"]
+    run = PlainRun(ValueModel(DEPTH), step_ms=1e6)
+    assert run.begin(plain_plan(requests), requests, True, False, most_passes=4).num_passes == 1
+    run.end()
+    assert run.begin(plain_plan(requests), requests, False, False, most_passes=3).num_passes == 3
+    plan = run.follow(requests, 64.0, TABLE, 3)
+    assert plan is not None and plan.num_passes == 1  # the last of four
+    assert run.follow(requests, 64.0, TABLE, 3) is None
+
+
+@given(st.floats(0, 1e3), st.integers(1, 32))
+def test_passes_fit_into_the_time_of_a_step(step_ms: float, bs: int) -> None:
+    costs = TABLE.at(bs, 64.0)
+    passes = PlainRun(ValueModel(DEPTH), step_ms).passes_in_time(costs)
+    assert passes == 1 or passes * costs.plain_ms <= step_ms < (passes + 1) * costs.plain_ms
+    plan, requests = plain_plan(list(range(bs))), list(range(bs))
+    run = PlainRun(ValueModel(DEPTH), step_ms)
+    run.begin(plan, requests, True, True, most_passes=4)
+    followed = run.follow(requests, 64.0, TABLE, 4)
+    assert followed is not None and followed.num_passes == min(passes, 4)
 
 
 def test_who_may_come_and_go() -> None:

@@ -58,7 +58,7 @@ def reference(plain: Server) -> Callable[[list[Case]], list[list[int]]]:
 def dcut(logs: Path) -> Iterator[Server]:
     """DCUT with SGLang's defaults: overlap scheduling, radix cache, pages of one token."""
     # A cache folder that cannot be created, as on a full or read-only disk.
-    settings = json.dumps({**SETTINGS, "cost_cache_dir": "/dev/null/costs"})
+    settings = json.dumps({**SETTINGS, "cost_cache_dir": "/dev/null/costs", "cpu_overlap": True})
     args = (*COMMON_ARGS, *SPECULATE, "--dcut-config", settings)
     with Server(TARGET, args, log=logs / "dcut.log", env=STRICT) as server:
         yield server
@@ -66,8 +66,12 @@ def dcut(logs: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def dcut_paged(logs: Path) -> Iterator[Server]:
-    """DCUT the other way: synchronous, no radix cache, pages of 16, with seeds, traced."""
+    """DCUT the other way: synchronous, no radix cache, pages of 16, with seeds, traced.
+
+    Its plain steps make as many passes as they can, however long that takes.
+    """
     settings = {**SETTINGS, "trace_path": str(logs / "steps.trace"), "trace_max_mb": 32}
+    settings |= {"plain_step_ms": 1e6}
     # Its trace is compared with the table: costs stay as probed.
     settings |= {"cost_correction": False}
     args = (
@@ -75,7 +79,7 @@ def dcut_paged(logs: Path) -> Iterator[Server]:
         *SPECULATE,
         *SEEDS,
         *("--dcut-config", json.dumps(settings)),
-        *("--disable-overlap-schedule", "--disable-radix-cache", "--page-size", "16"),
+        *("--disable-radix-cache", "--page-size", "16"),
     )
     with Server(TARGET, args, log=logs / "dcut_paged.log", env=STRICT) as server:
         yield server
@@ -83,7 +87,7 @@ def dcut_paged(logs: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def dcut_retracting(logs: Path) -> Iterator[Server]:
-    """DCUT with overlap and seeds, retracting a request at every third step."""
+    """DCUT with seeds, retracting a request at every third step."""
     args = (*COMMON_ARGS, *SPECULATE, *SEEDS, "--dcut-config", json.dumps(SETTINGS))
     env = {**STRICT, "SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "3"}
     with Server(TARGET, args, log=logs / "dcut_retracting.log", env=env) as server:

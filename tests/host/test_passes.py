@@ -1,0 +1,82 @@
+"""Plain steps of several passes: fewer steps, the same answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from features import Body, answer, assert_same_answers
+from features import with_margins as margins
+from harness import BLOCK_SIZE, prompts
+
+from dcut_sglang.bench.server import Server
+from dcut_sglang.bench.steady import events
+
+NUM_TOKENS = 39
+
+
+def body(**params: Any) -> Body:
+    sampling = {"temperature": 0, "max_new_tokens": NUM_TOKENS, "ignore_eos": True, **params}
+    return {"text": prompts()[0], "sampling_params": sampling}
+
+
+def tokens_of_steps(server: Server, asked: Body) -> tuple[list[int], dict[str, Any]]:
+    """Tokens that each chunk of a stream brought, and the last chunk."""
+    chunks = list(events(f"{server.url}/generate", {**asked, "stream": True}))
+    known = [0, *(chunk["meta_info"]["completion_tokens"] for chunk in chunks)]
+    return [b - a for a, b in zip(known, known[1:], strict=False) if b > a], chunks[-1]
+
+
+def test_a_plain_step_emits_several_tokens(dcut_paged: Server, plain: Server) -> None:
+    dcut_paged.set_state(dcut_force_plain=1, dcut_reset_metrics=1)
+    sizes, last = tokens_of_steps(dcut_paged, body())
+    # One token by the prefill, and none beyond the request's end.
+    assert sizes == [1, BLOCK_SIZE, BLOCK_SIZE, 6]
+    (want,) = answer(plain, margins([body()]), 1)
+    assert assert_same_answers([body()], [want], [last]) == 0
+    # Every pass counts as the plain step that it stands for.
+    meta, counters = last["meta_info"], dcut_paged.dcut()
+    assert meta["spec_verify_ct"] == NUM_TOKENS - 1 == counters["steps"] == counters["plain_steps"]
+    assert meta["spec_num_correct_drafts"] == 0 and meta["spec_accept_length"] <= 1.1
+    assert counters["tokens_emitted"] == counters["rows_verified"] == NUM_TOKENS - 1
+    assert counters["selected_steps"] == 0 and counters["first_plain_step"] == 1
+
+
+def test_nobody_is_run_past_its_end(dcut_paged: Server) -> None:
+    dcut_paged.set_state(dcut_force_plain=1, dcut_reset_metrics=1)
+    bodies = [body(max_new_tokens=n) for n in (7, 18, 33)]
+    found = answer(dcut_paged, bodies, len(bodies))
+    counters = dcut_paged.dcut()
+    assert [len(a["output_ids"]) for a in found] == [7, 18, 33]
+    assert counters["request_steps"] == sum(a["meta_info"]["spec_verify_ct"] for a in found)
+    assert counters["tokens_emitted"] == 7 + 18 + 33 - 3
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"frequency_penalty": 0.5}, {"min_new_tokens": 20}, {"regex": "[a-z ]{60}"}],
+    ids=str,
+)
+def test_one_pass_where_the_next_choice_needs_more(
+    dcut_paged: Server, params: dict[str, Any]
+) -> None:
+    dcut_paged.set_state(dcut_force_plain=1)
+    sizes, _ = tokens_of_steps(dcut_paged, body(**params))
+    assert set(sizes) == {1}
+
+
+def test_one_pass_under_overlap(dcut: Server) -> None:
+    dcut.set_state(dcut_force_plain=1)
+    sizes, _ = tokens_of_steps(dcut, body())
+    assert set(sizes) == {1}
+
+
+def test_draws_are_those_of_plain_decoding(dcut_paged: Server, plain: Server) -> None:
+    """Seeds are keyed by position, and the bias applies in every pass."""
+    dcut_paged.set_state(dcut_force_plain=1)
+    bodies = [
+        body(temperature=0.9, sampling_seed=seed, logit_bias={"40": 1.5}, top_p=0.9)
+        for seed in range(6)
+    ]
+    want, found = answer(plain, bodies, 1), answer(dcut_paged, bodies, len(bodies))
+    assert [a["output_ids"] for a in found] == [a["output_ids"] for a in want]
