@@ -29,13 +29,11 @@ class Accepted:
         """Tokens that each request emits, one per pass on top of its drafts: int64 [bs]."""
         return self.num_drafts + self.num_passes
 
-    def then(self, later: Accepted) -> Accepted:
-        """This plain step, and another plain pass behind it. No host sync."""
+    def then(self, chosen: torch.Tensor) -> Accepted:
+        """This plain step, and a further pass that chose int64 [bs]. No host sync."""
         out_tokens = self.out_tokens.clone()
-        out_tokens[:, self.num_passes] = later.bonus
-        return replace(
-            self, out_tokens=out_tokens, bonus=later.bonus, num_passes=self.num_passes + 1
-        )
+        out_tokens[:, self.num_passes] = chosen
+        return replace(self, out_tokens=out_tokens, bonus=chosen, num_passes=self.num_passes + 1)
 
 
 def accept(

@@ -3,9 +3,9 @@
 A plan holds for a few passes, longer where drafting was worth clearly less than its price. Then
 it outlives a request that leaves, and one that joins too if strangers are worth clearly less.
 
-Several passes make a step, where the host allows it, within a limit of time. The step after a
-request has left makes one only, so that whoever waits for its place does not wait for longer than
-in plain decoding.
+Several passes make a step, where the host allows it, within a limit of time. After a request has
+left, steps make one until its place is taken or nobody has come for a while: a client takes about
+as long as a pass to send its next request, and an empty place costs more than a step saves.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dcut_sglang.value import ValueModel
 
 # Passes that one plan is good for. Weighing takes 3 % of one on the CPU it was measured on.
 _LENGTH, _UNCLEAR_LENGTH = 8, 4
+# Steps of one pass that wait for whoever takes the place of one that left.
+_WAITING_STEPS = 4
 
 
 class PlainRun:
@@ -33,6 +35,7 @@ class PlainRun:
         self._values = values
         self._step_ms = step_ms
         self._most_passes = 1  # in that time
+        self._num_waiting = 0  # steps that still wait for a newcomer
         self._plan: Plan | None = None
         self._requests: list[Hashable] = []
         self._is_clear = self._is_open = False
@@ -55,12 +58,12 @@ class PlainRun:
             is_open: so is drafting for strangers.
             most_passes: that the host lets a step make.
         """
-        is_same = requests == self._requests
-        self._plan, self._requests = replace(plan, is_followed=True), list(requests)
+        self._meet(requests)
+        self._plan = replace(plan, is_followed=True)
         self._is_clear, self._is_open = is_clear, is_open
         self._num_left = _LENGTH if is_clear else _UNCLEAR_LENGTH
         self._most_passes = self.passes_in_time(plan.costs)
-        return replace(plan, num_passes=self._take(most_passes if is_same else 1))
+        return replace(plan, num_passes=self._take(most_passes))
 
     def follow(
         self,
@@ -80,7 +83,7 @@ class PlainRun:
             costs = table.at(len(requests), context)
             self._plan = plan = replace(plan, costs=costs, context=context)
             self._most_passes = self.passes_in_time(costs)
-            self._requests, most_passes = list(requests), 1
+            self._meet(requests)
         num_passes = self._take(most_passes)
         return plan if num_passes == 1 else replace(plan, num_passes=num_passes)
 
@@ -88,7 +91,15 @@ class PlainRun:
         """Passes of this batch that fit into a step; one always does."""
         return max(1, int(self._step_ms / costs.plain_ms))
 
+    def _meet(self, requests: Sequence[Hashable]) -> None:
+        if len(requests) != len(self._requests):
+            has_left = len(requests) < len(self._requests)
+            self._num_waiting = _WAITING_STEPS if has_left else 0
+        self._requests = list(requests)
+
     def _take(self, most_passes: int) -> int:
+        if self._num_waiting:
+            self._num_waiting, most_passes = self._num_waiting - 1, 1
         num_passes = min(most_passes, self._most_passes, self._num_left)
         self._num_left -= num_passes
         return num_passes

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,9 @@ from dcut_sglang.bench.waves import Prompt, RequestFailed, WaveResult, require_o
 
 # The share of the slots that must be busy for the time to count, as in the D-Cut page's tables.
 STEADY_SHARE = 0.85
+# Streams of one step arrive within so many seconds: what comes that soon behind the end of the
+# steady part was computed in it. Without, steps of several tokens would be cut off by more.
+_SAME_STEP_S = 0.01
 # Its multiples, modulo 1, fill 0..1 evenly from the start.
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -44,6 +47,10 @@ class Timeline:
     sent_s: float
     chunks: tuple[tuple[float, int], ...]
     meta: dict[str, Any] = field(default_factory=dict)
+
+    def tokens_by(self, time_s: float) -> int:
+        """Completion tokens that had come by then, on ``time.perf_counter``."""
+        return max((tokens for at_s, tokens in self.chunks if at_s <= time_s), default=0)
 
     @property
     def ttft_ms(self) -> float:
@@ -102,26 +109,28 @@ class _Clocks:
 
 
 class _Steady:
-    """Counts tokens as they stream in, until too few requests are left to fill the slots."""
+    """Reads the clocks when too few requests are left to fill the slots."""
 
     def __init__(self, server: Endpoint, num_requests: int, concurrency: int) -> None:
         self._left = num_requests
         self._least = max(1, math.ceil(STEADY_SHARE * concurrency))
         self._lock = threading.Lock()
         self.clocks = _Clocks(server)
-        self._num_tokens = 0
-        self.result: WaveResult | None = None
-
-    def add(self, num_tokens: int) -> None:
-        with self._lock:
-            self._num_tokens += num_tokens
+        self._end: tuple[float, WaveResult] | None = None
 
     def finished(self) -> None:
         """A request has ended."""
         with self._lock:
             self._left -= 1
-            if self._left < self._least and self.result is None:
-                self.result = self.clocks.read(self._num_tokens)
+            if self._left < self._least and self._end is None:
+                self._end = time.perf_counter(), self.clocks.read(0)
+
+    def result(self, timelines: Sequence[Timeline]) -> WaveResult:
+        """The steady part, once all requests have ended."""
+        assert self._end is not None, "the last request to end closes the steady part"
+        end_s, part = self._end
+        num_tokens = sum(timeline.tokens_by(end_s + _SAME_STEP_S) for timeline in timelines)
+        return replace(part, num_tokens=num_tokens)
 
 
 def staggered(tokens: int, num_requests: int) -> list[int]:
@@ -169,8 +178,7 @@ def run_steady_wave(
         )
         num_tokens = sum(timeline.num_tokens for timeline in found)
         overall = steady.clocks.read(num_tokens, tuple(timeline.text for timeline in found))
-    part = steady.result
-    assert part is not None, "the last request to end closes the steady part"
+    part = steady.result(found)
     return StreamedWave(
         part.wall_s, part.cpu_s, part.num_tokens, overall.texts, overall=overall, timelines=found
     )
@@ -190,7 +198,6 @@ def _timeline(
     for text, now, meta in stream(server, prompt, sampling):  # noqa: B007
         if now > known:
             chunks.append((time.perf_counter(), now))
-            steady.add(now - known)
             known = now
     if not chunks:
         raise RequestFailed(f"an answer of no tokens to a prompt of {len(prompt.ids)} tokens")

@@ -8,7 +8,7 @@ request, packed one after the other.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class BlockWindow:
         positions: int64 [bs, D].
         slots: int64 [bs, D], KV slots, reserved by the scheduler before the step.
         plan: SGLang's id plan for the step, shared by draft, verify and hidden-state writes.
+        first: column of the anchors; what lies in front of it, earlier passes have committed.
     """
 
     anchors: torch.Tensor
@@ -38,6 +39,7 @@ class BlockWindow:
     positions: torch.Tensor
     slots: torch.Tensor
     plan: KVLocPlan
+    first: int = 0
 
     @property
     def bs(self) -> int:
@@ -84,15 +86,14 @@ def open_window(worker: Any, batch: Any, block_size: int) -> BlockWindow:
     )
 
 
-def next_window(worker: Any, window: BlockWindow, anchors: torch.Tensor) -> BlockWindow:
-    """The window one token further, behind a plain pass that emitted ``anchors`` int64 [bs]."""
-    return _gather_window(
-        worker,
-        anchors,
-        window.req_pool_indices,
-        window.prefix_lens + 1,
-        window.host_lens + 1,
-        window.block_size,
+def advanced(window: BlockWindow, anchors: torch.Tensor) -> BlockWindow:
+    """The window behind a plain pass that emitted ``anchors`` int64 [bs]: one column less."""
+    return replace(
+        window,
+        anchors=anchors,
+        prefix_lens=window.prefix_lens + 1,
+        host_lens=window.host_lens + 1,
+        first=window.first + 1,
     )
 
 
@@ -147,7 +148,7 @@ def pack(window: BlockWindow, verify_lens: torch.Tensor, num_rows: int) -> Packe
     """
     bs, device = window.bs, verify_lens.device
     if num_rows == bs:  # a plain step: the anchors' rows
-        layout, request, index = _anchor_rows(bs, window.block_size, device)
+        layout, request, index = _anchor_rows(bs, window.block_size, window.first, device)
     else:
         layout = RaggedVerifyLayout.from_verify_lens_device(
             verify_lens=verify_lens, graph_num_tokens=num_rows
@@ -169,11 +170,11 @@ def pack(window: BlockWindow, verify_lens: torch.Tensor, num_rows: int) -> Packe
 
 @functools.cache
 def _anchor_rows(
-    bs: int, block_size: int, device: torch.device
+    bs: int, block_size: int, first: int, device: torch.device
 ) -> tuple[RaggedVerifyLayout, torch.Tensor, torch.Tensor]:
-    """Layout, requests and places of a plain step's rows, which every one of that size shares."""
+    """Layout, requests and places of a plain pass's rows, which every one of that size shares."""
     layout = RaggedVerifyLayout.from_verify_lens_device(
         verify_lens=torch.ones(bs, dtype=torch.int32, device=device), graph_num_tokens=bs
     )
     request = torch.arange(bs, device=device)
-    return layout, request, request * block_size
+    return layout, request, request * block_size + first

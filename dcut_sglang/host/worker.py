@@ -21,7 +21,7 @@ from dcut_sglang.controller import Controller
 from dcut_sglang.force import Forced
 from dcut_sglang.host.choice import Chooser
 from dcut_sglang.host.device import adapt_draft_model, argmax_rows
-from dcut_sglang.host.draft import DraftBlock, draft_blocks, no_drafts
+from dcut_sglang.host.draft import DraftBlock, draft_blocks
 from dcut_sglang.host.draft_kv import DraftKV
 from dcut_sglang.host.flag import read_config
 from dcut_sglang.host.head import DraftHead, draft_vocabulary
@@ -34,7 +34,7 @@ from dcut_sglang.host.ranks import LedStages, Ranks
 from dcut_sglang.host.recording import record
 from dcut_sglang.host.tracing import open_trace
 from dcut_sglang.host.verify import TargetOutput, verify
-from dcut_sglang.host.window import BlockWindow, next_window, open_window, pack
+from dcut_sglang.host.window import BlockWindow, advanced, open_window, pack
 from dcut_sglang.plan import Mode, Plan
 from dcut_sglang.selector import Decision, Selector
 from dcut_sglang.survival import rank_drafts
@@ -164,11 +164,11 @@ class DCutWorker(DFlashWorkerV2):
             batch, window, drafts, verify_lens, num_rows, on_publish, timer, grammar_barrier
         )
         for _ in range(1, plan.num_passes):
-            window = next_window(self, window, accepted.bonus)
+            window = advanced(window, accepted.bonus)
             target, behind = self.verify_and_commit(
-                batch, window, no_drafts(window), verify_lens, num_rows, timer=timer
+                batch, window, drafts, verify_lens, num_rows, timer=timer
             )
-            accepted = accepted.then(behind)
+            accepted = accepted.then(behind.bonus)
         if decision is not None:
             self.learning.outcome(batch, plan, drafts, verify_lens, accepted, decision)
         timer.mark("decide")

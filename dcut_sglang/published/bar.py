@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from dcut_sglang.published import block_8, h20
 from dcut_sglang.published.additions import additions
+from dcut_sglang.published.chosen import middle
+from dcut_sglang.published.own_level import ours_at_level_of
+from dcut_sglang.published.tables import july_fits, may_fits
 
 # Where the prediction stays below the best published row; by less than the model's own error.
 BELOW_BEST = frozenset({"May bs 8", "May bs 16", "May bs 32", "July bs 8", "July bs 32"})
@@ -23,6 +26,8 @@ class Bar:
         selector: the published selector with the better D, predicted.
         ours: our policy with the better D, or plain steps, predicted.
         what: D = 16, D = 8 or plain, whichever ours is.
+        ours_at_level: ours on the load on which the model's published selector reaches exactly
+            ``published``, with that row's D.
     """
 
     edition: h20.Edition
@@ -34,6 +39,7 @@ class Bar:
     selector: float
     ours: float
     what: str
+    ours_at_level: float
 
     @property
     def name(self) -> str:
@@ -43,6 +49,11 @@ class Bar:
     def ratio(self) -> float:
         """ours / published."""
         return self.ours / self.published
+
+    @property
+    def ratio_at_level(self) -> float:
+        """ours / published, where the model gives the published row itself."""
+        return self.ours_at_level / self.published
 
     @property
     def own_error(self) -> float:
@@ -64,6 +75,9 @@ class Bar:
 def bars(edition: h20.Edition, assumption: block_8.Assumption = "saving") -> list[Bar]:
     """One for each published batch size."""
     published_8 = h20.throughput(edition, "Qwen3-8B", "D-Cut-B8")
+    fits = may_fits() if edition == "May" else july_fits()
+    of_16 = [(f.model, h20.qwen3_8b(edition), h20.DRAFT_RATIOS) for f in fits]
+    of_8 = [(b.model, b.table, block_8.BUCKETS) for b in block_8.fits(edition, assumption)]
     found = []
     for a in additions(edition, assumption):
         arm, published, predicted = max(
@@ -71,6 +85,11 @@ def bars(edition: h20.Edition, assumption: block_8.Assumption = "saving") -> lis
             ("D-Cut-B8", published_8[a.bs], a.selector_8),
             key=lambda row: row[1],
         )
+        populations = of_16 if arm == "D-Cut-B16" else of_8
+        at_level = [
+            ours_at_level_of(shape, table, a.bs, published, buckets, a.plain)
+            for shape, table, buckets in populations
+        ]
         what = "D = 16" if a.plain_steps >= a.block_8 else "D = 8"
         found.append(
             Bar(
@@ -83,6 +102,7 @@ def bars(edition: h20.Edition, assumption: block_8.Assumption = "saving") -> lis
                 max(a.anchors, a.selector_8),
                 a.best,
                 "plain" if a.best == a.plain else what,
+                middle(at_level),
             )
         )
     return found

@@ -112,7 +112,7 @@ def test_plain_passes_behind_one_another() -> None:
         )
 
     first = plain_pass([3, 4])
-    both = first.then(plain_pass([5, 6])).then(plain_pass([7, 8]))
+    both = first.then(torch.tensor([5, 6])).then(torch.tensor([7, 8]))
     assert both.out_tokens[:, :3].tolist() == [[3, 5, 7], [4, 6, 8]]
     assert both.num_emitted.tolist() == [3, 3] and both.num_drafts.tolist() == [0, 0]
     assert both.bonus.tolist() == [7, 8] and both.num_passes == 3

@@ -48,16 +48,20 @@ def test_as_if_every_pass_had_been_weighed(batches: list[list[int]], most: int, 
     held = np.random.default_rng(seed).random(6)
     followed._held[:6], weighed._held[:6] = held, held
     run = PlainRun(followed, step_ms=1e6)
-    run.begin(plain_plan(everybody), everybody, is_clear=True, is_open=True)
-    num_passes, before = 0, everybody
+    begun = run.begin(plain_plan(everybody), everybody, is_clear=True, is_open=True)
+    assert begun.num_passes == 1  # the most, unless it is said otherwise
+    num_passes, before, waits = 0, everybody, 0
     for batch in batches:
         plan = run.follow(batch, 64.0, TABLE, most)
         if num_passes == 7:
             assert plan is None
             break
         assert plan is not None and plan.is_followed and plan.costs.bs == len(batch)
-        # Whoever waits for the place of one that left waits for one pass.
-        assert plan.num_passes == (min(most, 7 - num_passes) if batch == before else 1)
+        # Whoever comes for the place of one that left waits for one pass.
+        if len(batch) != len(before):
+            waits = 4 if len(batch) < len(before) else 0
+        assert plan.num_passes == (1 if waits else min(most, 7 - num_passes))
+        waits = max(0, waits - 1)
         run.passed(plan.num_passes)
         num_passes, before = num_passes + plan.num_passes, batch
         none = np.zeros(len(batch), dtype=np.int64)
@@ -82,11 +86,22 @@ def test_how_long_a_plan_holds() -> None:
         assert num_followed == length - 1
 
 
-def test_a_step_makes_several_passes_only_for_requests_of_the_run_before() -> None:
+def test_steps_wait_for_whoever_takes_the_place_of_one_that_left() -> None:
+    full: list[Hashable] = ["a", "b"]
+    run = PlainRun(ValueModel(DEPTH), step_ms=1e6)
+
+    def passes(requests: list[Hashable]) -> int:
+        run.end()
+        return run.begin(plain_plan(requests), requests, True, True, most_passes=5).num_passes
+
+    assert [passes(full), passes(["b"]), passes(["b"]), passes(["b", "c"])] == [5, 1, 1, 5]
+    # Nobody comes: after a while it goes on.
+    assert [passes(["c"]) for _ in range(6)] == [1, 1, 1, 1, 5, 5]
+
+
+def test_a_step_makes_no_more_passes_than_the_plan_is_good_for() -> None:
     requests: list[Hashable] = ["a", "b"]
     run = PlainRun(ValueModel(DEPTH), step_ms=1e6)
-    assert run.begin(plain_plan(requests), requests, True, False, most_passes=4).num_passes == 1
-    run.end()
     assert run.begin(plain_plan(requests), requests, False, False, most_passes=3).num_passes == 3
     plan = run.follow(requests, 64.0, TABLE, 3)
     assert plan is not None and plan.num_passes == 1  # the last of four

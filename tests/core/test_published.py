@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from dcut_sglang.published.additions import additions
 from dcut_sglang.published.bar import BELOW_BEST, Bar, bars
 from dcut_sglang.published.chosen import choose
 from dcut_sglang.published.claims import contradictions
+from dcut_sglang.published.own_level import level_of
 from dcut_sglang.published.tables import (
     KNOWN_MISSES,
     Check,
@@ -198,6 +200,20 @@ def test_ours_reaches_the_best_published_row_with_known_exceptions(every_bar: li
         assert bar.ours >= bar.selector
         if bar.name in BELOW_BEST:
             assert bar.within_error and bar.ratio > 0.97
+
+
+def test_ours_reaches_every_published_row_on_the_load_that_gives_it(every_bar: list[Bar]) -> None:
+    assert all(bar.ratio_at_level >= 0.9999 for bar in every_bar)
+    assert max(bar.ratio_at_level for bar in every_bar if bar.bs <= 32) > 1.005
+
+
+def test_a_population_is_found_by_what_the_selector_makes_of_it() -> None:
+    table, shape = h20.qwen3_8b("July"), AcceptModel(0.7, 1.0, 0.5)
+    wanted = choose(shape, table, 16, "throughput").tokens_per_s
+    found = level_of(replace(shape, level=0.0), table, 16, wanted, h20.DRAFT_RATIOS)
+    assert found.level == pytest.approx(0.7, abs=1e-3)
+    with pytest.raises(ValueError, match="bs 16"):
+        level_of(shape, table, 16, 1e6, h20.DRAFT_RATIOS)
 
 
 def test_pattern_search_finds_a_minimum() -> None:

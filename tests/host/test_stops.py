@@ -11,9 +11,11 @@ from harness import BLOCK_SIZE, prompts
 
 from dcut_sglang.bench.server import Server
 
-CHOICES: dict[str, dict[str, float]] = {
-    "full": {"dcut_force_ratio": 1.0},
-    "random lengths": {"dcut_force_random": 8},
+# A server, and what it is forced to; the last one's plain steps make many passes.
+CHOICES: dict[str, tuple[str, dict[str, float]]] = {
+    "full": ("dcut", {"dcut_force_ratio": 1.0}),
+    "random lengths": ("dcut", {"dcut_force_random": 8}),
+    "plain passes": ("dcut_paged", {"dcut_force_plain": 1}),
 }
 
 
@@ -52,22 +54,28 @@ def stop_bodies(bare: list[Body]) -> list[Body]:
     return bodies
 
 
-@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
-def test_stops_at_every_offset(
-    dcut: Server, plain: Server, bare: list[Body], choice: dict[str, float]
-) -> None:
-    """Ids, trimmed text, finish reason with what matched, and counts equal plain decoding's."""
-    bodies = stop_bodies(bare)
-    if not _WANTED:
-        _WANTED.extend(answer(plain, margins(bodies), 16))
-    dcut.set_state(**choice)
-    assert assert_same_answers(bodies, _WANTED, answer(dcut, bodies, 16)) == 0
-    reasons = [a["meta_info"]["finish_reason"] for a in _WANTED]
+@pytest.fixture(scope="module")
+def wanted(plain: Server, bare: list[Body]) -> list[Body]:
+    """Plain decoding's answers to ``stop_bodies``."""
+    answers = answer(plain, margins(stop_bodies(bare)), 16)
+    reasons = [a["meta_info"]["finish_reason"] for a in answers]
     assert sum(reason["type"] == "stop" for reason in reasons) > 3 * BLOCK_SIZE
     assert {type(r["matched"]) for r in reasons if r["type"] == "stop"} == {int, str}
+    return answers
 
 
-_WANTED: list[Body] = []
+@pytest.mark.parametrize("server, choice", CHOICES.values(), ids=CHOICES)
+def test_stops_at_every_offset(
+    request: pytest.FixtureRequest,
+    bare: list[Body],
+    wanted: list[Body],
+    server: str,
+    choice: dict[str, float],
+) -> None:
+    """Ids, trimmed text, finish reason with what matched, and counts equal plain decoding's."""
+    bodies, dcut = stop_bodies(bare), request.getfixturevalue(server)
+    dcut.set_state(**choice)
+    assert assert_same_answers(bodies, wanted, answer(dcut, bodies, 16)) == 0
 
 
 def test_logprobs_end_where_the_answer_ends(dcut: Server, bare: list[Body]) -> None:
