@@ -54,13 +54,12 @@ class DraftKV:
         Args:
             hidden: [rows, features], the target layers that the drafter reads.
         """
-        is_plain = rows.num_rows == window.bs
         slots = window.plan.write_ids(
             self._worker.draft_model_runner.kv_index_translator, cols=rows.index
         )
         # A captured graph writes its output to the same place at every replay.
-        self._wait(hidden.clone() if is_plain else hidden, slots, rows.positions)
-        if not is_plain:
+        self._wait(hidden.clone() if rows.is_plain else hidden, slots, rows.positions)
+        if not rows.is_plain:
             self.settle()
 
     def prefilled(self, hidden: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> bool:

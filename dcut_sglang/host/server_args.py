@@ -30,9 +30,13 @@ class Refusal:
     sentence: str
 
 
+def _is_on_cpu(server_args: Any) -> bool:
+    return str(server_args.device).split(":")[0] == "cpu"
+
+
 REFUSALS = (
     Refusal(
-        lambda a: str(a.device).split(":")[0] != "cpu",
+        lambda a: not _is_on_cpu(a),
         "DCUT has been run on CPUs only so far: start with --device cpu after "
         "`source scripts/cpu_env.sh`, or use --speculative-algorithm DFLASH on this device",
     ),
@@ -155,8 +159,7 @@ def settle(server_args: Any) -> None:
         server_args.speculative_draft_attention_backend = (
             current_platform.get_default_speculative_draft_attention_backend("DFLASH")
         )
-    on_cpu = str(server_args.device).split(":")[0] == "cpu"
-    if on_cpu and not read_config(server_args).cpu_overlap:
+    if _is_on_cpu(server_args) and not read_config(server_args).cpu_overlap:
         # As SGLang does for EAGLE and NGRAM on a CPU.
         server_args.disable_overlap_schedule = True
     if server_args.max_running_requests is None:

@@ -69,14 +69,15 @@ def write_step(
     for part, whole in (("head", "draft"), ("confidence", "draft"), ("settle", "commit")):
         phase_ms[whole] = phase_ms.get(whole, 0.0) + phase_ms.pop(part, 0.0)
     nan = float("nan")
+    lens, num_accepted, at = (t.cpu().numpy() for t in (verify_lens, accepted.num_drafts, contexts))
     try:
         for number in range(passes):
             trace.write_step(
                 step=last_step - passes + 1 + number,
                 request_ids=[request.rid for request in batch.reqs],
-                verify_lens=verify_lens.cpu().numpy(),
-                accepted=accepted.num_drafts.cpu().numpy(),
-                contexts=contexts.cpu().numpy() + number,
+                verify_lens=lens,
+                accepted=num_accepted,
+                contexts=at + number,
                 mode="plain" if drafts is None else "speculate",
                 confidence=None if drafts is None else drafts.confidence.float().cpu().numpy(),
                 predicted_ms=nan if decision is None else decision.predicted_ms,

@@ -39,9 +39,8 @@ def verify(
         RuntimeError: the target ran another number of rows, or captured no hidden states.
     """
     block_size = window.block_size
-    is_plain = rows.num_rows == window.bs
     verify_input = DFlashVerifyInput(
-        draft_token=window.anchors if is_plain else drafts.tokens.view(-1)[rows.index],
+        draft_token=window.anchors if rows.is_plain else drafts.tokens.view(-1)[rows.index],
         positions=rows.positions,
         draft_token_num=block_size,
         capture_hidden_mode=CaptureHiddenMode.FULL,

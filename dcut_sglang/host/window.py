@@ -72,6 +72,11 @@ class PackedRows:
     def num_rows(self) -> int:
         return self.index.numel()
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether these are the anchors' rows alone."""
+        return self.num_rows == len(self.layout.verify_lens)
+
 
 def open_window(worker: Any, batch: Any, block_size: int) -> BlockWindow:
     """Gather the step's window from the scheduler's tables. No host sync."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dcut_sglang.published import block_8, h20
 from dcut_sglang.published.chosen import choose, middle
-from dcut_sglang.published.tables import july_fits, may_fits
+from dcut_sglang.published.tables import fits_of
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Addition:
 
 def additions(edition: h20.Edition, assumption: block_8.Assumption = "saving") -> list[Addition]:
     """One row per published batch size."""
-    fits = may_fits() if edition == "May" else july_fits()
+    fits = fits_of(edition)
     blocks = block_8.fits(edition, assumption)
     table = h20.qwen3_8b(edition)
     plain = h20.throughput(edition, "Qwen3-8B", "AR")

@@ -8,7 +8,7 @@ from dcut_sglang.published import block_8, h20
 from dcut_sglang.published.additions import additions
 from dcut_sglang.published.chosen import middle
 from dcut_sglang.published.own_level import ours_at_level_of
-from dcut_sglang.published.tables import july_fits, may_fits
+from dcut_sglang.published.tables import fits_of
 
 # Where the prediction stays below the best published row; by less than the model's own error.
 BELOW_BEST = frozenset({"May bs 8", "May bs 16", "May bs 32", "July bs 8", "July bs 32"})
@@ -75,7 +75,7 @@ class Bar:
 def bars(edition: h20.Edition, assumption: block_8.Assumption = "saving") -> list[Bar]:
     """One for each published batch size."""
     published_8 = h20.throughput(edition, "Qwen3-8B", "D-Cut-B8")
-    fits = may_fits() if edition == "May" else july_fits()
+    fits = fits_of(edition)
     of_16 = [(f.model, h20.qwen3_8b(edition), h20.DRAFT_RATIOS) for f in fits]
     of_8 = [(b.model, b.table, block_8.BUCKETS) for b in block_8.fits(edition, assumption)]
     found = []

@@ -85,6 +85,7 @@ def bar_lines() -> list[str]:
     within = [b for b in every if b.within_error]
     below = [b for b in every if b.ratio < 1 and not b.within_error]
     added = [b.ours / b.predicted - 1 for b in at_least if b.what != "plain"]
+    at_level = [b.ratio_at_level for b in every]
     policies = [b.ours / b.selector - 1 for b in every if b.what != "plain"]
     lines += [
         "",
@@ -100,7 +101,7 @@ def bar_lines() -> list[str]:
         f"{min(policies):.1%} to {max(policies):.1%} above the published selector where it "
         "drafts. Most of what D = 8 gives, the published rows have already.",
         "* At the level that gives each row itself, ours is "
-        f"{_least_and_most([b.ratio_at_level for b in every])} of the best published row, at least "
+        f"{min(at_level):.3f} to {max(at_level):.3f} of the best published row, at least "
         "it at every batch size. Since the four buckets are among all numbers of drafts, this says "
         "how much choosing freely adds, and can hardly fall below 1.",
         f"* With one share instead, ours / published is {_ratios('May')} in May and "
@@ -151,10 +152,6 @@ def _ranges(every: np.ndarray[tuple[int, ...], np.dtype[np.float64]], digits: st
         f"{low:{digits}}-{high:{digits}}"
         for low, high in zip(every.min(axis=0), every.max(axis=0), strict=True)
     )
-
-
-def _least_and_most(ratios: Sequence[float]) -> str:
-    return f"{min(ratios):.3f} to {max(ratios):.3f}"
 
 
 def _names(cells: Sequence[Bar]) -> str:

@@ -154,6 +154,11 @@ def july_fits() -> tuple[Fitted, ...]:
     return tuple(fits)
 
 
+def fits_of(edition: h20.Edition) -> tuple[Fitted, ...]:
+    """The populations of one edition."""
+    return may_fits() if edition == "May" else july_fits()
+
+
 def accept_lengths(edition: h20.Edition) -> dict[int, float]:
     """Tokens per request and step that the full rows of Qwen3-8B and its step times imply."""
     full = h20.throughput(edition, "Qwen3-8B", "DFlash-B16")
