@@ -99,6 +99,7 @@ class StepMetrics:
     def reset(self) -> None:
         """Start over from zero."""
         self.steps = 0
+        self.scheduler_steps = 0
         self.plain_steps = 0
         self.first_plain_step: int | None = None
         self.look_steps = 0
@@ -148,6 +149,7 @@ class StepMetrics:
             self.plain_steps += num_passes
             self.first_plain_step = self.first_plain_step or self.steps + 1
         self.steps += num_passes
+        self.scheduler_steps += 1
         if mode == "look":
             self.look_steps += 1
             self.look_ms += sum(timer.phase_ms.get(phase, 0.0) for phase in DRAFT_PHASES)
@@ -173,6 +175,8 @@ class StepMetrics:
         accepted = int(self._drafts_accepted)
         return {
             "steps": self.steps,
+            # Fewer where plain steps made several passes (passes.py).
+            "scheduler_steps": self.scheduler_steps,
             "plain_steps": self.plain_steps,
             "first_plain_step": self.first_plain_step,
             "look_steps": self.look_steps,
