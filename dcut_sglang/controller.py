@@ -112,6 +112,14 @@ class Controller:
             self._looking.save(costs, plan.num_passes - 1)
         return plan
 
+    def cut_short(self, plan: Plan, num_passes: int) -> Plan:
+        """The plan of a plain step that ended after ``num_passes``."""
+        num_less = plan.num_passes - num_passes
+        if plan.mode != "forced":
+            self._plain_run.give_back(num_less)
+            self._looking.save(plan.costs, -num_less)
+        return replace(plan, num_passes=num_passes)
+
     def forced(
         self, forced: Forced, bs: int, context: float, step: int, most_passes: int = 1
     ) -> Plan:
@@ -130,15 +138,13 @@ class Controller:
         mode: Mode,
         drafted: IntArray,
         block_size: int,
-        num_passes: int,
         bs: int,
         context: float,
     ) -> Plan:
         """The plan of a rank that does as another one decided."""
         costs, stages = self.selector.cost.at(bs, context), WholeBlock(block_size - 1)
         prices = self.prices(costs)
-        plan = self._make_plan(mode, drafted, stages, block_size, costs, prices, context)
-        return replace(plan, num_passes=num_passes)
+        return self._make_plan(mode, drafted, stages, block_size, costs, prices, context)
 
     def _make_plan(
         self,

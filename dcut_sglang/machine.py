@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
+_ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc", "tbbmalloc_proxy")
 
 
 def cpu_info() -> dict[str, str]:
@@ -15,6 +16,13 @@ def cpu_info() -> dict[str, str]:
     entry = path.read_text().split("\n\n", 1)[0]
     pairs = (line.split(":", 1) for line in entry.splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, value in pairs}
+
+
+def allocator() -> str:
+    """What serves this process's ``malloc``: ``libc``, or the name of a preloaded allocator."""
+    path = Path("/proc/self/maps")
+    mapped = path.read_text() if path.exists() else ""
+    return next((name for name in _ALLOCATORS if f"/lib{name}" in mapped), "libc")
 
 
 def fast_dtype() -> str:

@@ -1,11 +1,9 @@
 """Plain passes that follow one plan, since weighing what drafting is worth takes time as well.
 
-A plan holds for a few passes, longer where drafting was worth clearly less than its price. Then
-it outlives a request that leaves, and one that joins too if strangers are worth clearly less.
+A plan holds for a few passes. Where drafting was worth clearly less than its price it outlives a
+request that leaves, and one that joins too if strangers are worth clearly less.
 
-Several passes make a step, where the host allows it, within a limit of time. After a request has
-left, steps make one until its place is taken or nobody has come for a while: a client takes about
-as long as a pass to send its next request, and an empty place costs more than a step saves.
+Several passes make a step, where the host allows it, within a limit of time.
 """
 
 from __future__ import annotations
@@ -18,9 +16,7 @@ from dcut_sglang.plan import Plan
 from dcut_sglang.value import ValueModel
 
 # Passes that one plan is good for. Weighing takes 3 % of one on the CPU it was measured on.
-_LENGTH, _UNCLEAR_LENGTH = 8, 4
-# Steps of one pass that wait for whoever takes the place of one that left.
-_WAITING_STEPS = 4
+_LENGTH = 8
 
 
 class PlainRun:
@@ -35,7 +31,6 @@ class PlainRun:
         self._values = values
         self._step_ms = step_ms
         self._most_passes = 1  # in that time
-        self._num_waiting = 0  # steps that still wait for a newcomer
         self._plan: Plan | None = None
         self._requests: list[Hashable] = []
         self._is_clear = self._is_open = False
@@ -58,10 +53,10 @@ class PlainRun:
             is_open: so is drafting for strangers.
             most_passes: that the host lets a step make.
         """
-        self._meet(requests)
+        self._requests = list(requests)
         self._plan = replace(plan, is_followed=True)
         self._is_clear, self._is_open = is_clear, is_open
-        self._num_left = _LENGTH if is_clear else _UNCLEAR_LENGTH
+        self._num_left = _LENGTH
         self._most_passes = self.passes_in_time(plan.costs)
         return replace(plan, num_passes=self._take(most_passes))
 
@@ -83,7 +78,7 @@ class PlainRun:
             costs = table.at(len(requests), context)
             self._plan = plan = replace(plan, costs=costs, context=context)
             self._most_passes = self.passes_in_time(costs)
-            self._meet(requests)
+            self._requests = list(requests)
         num_passes = self._take(most_passes)
         return plan if num_passes == 1 else replace(plan, num_passes=num_passes)
 
@@ -91,21 +86,17 @@ class PlainRun:
         """Passes of this batch that fit into a step; one always does."""
         return max(1, int(self._step_ms / costs.plain_ms))
 
-    def _meet(self, requests: Sequence[Hashable]) -> None:
-        if len(requests) != len(self._requests):
-            has_left = len(requests) < len(self._requests)
-            self._num_waiting = _WAITING_STEPS if has_left else 0
-        self._requests = list(requests)
-
     def _take(self, most_passes: int) -> int:
-        if self._num_waiting:
-            self._num_waiting, most_passes = self._num_waiting - 1, 1
         num_passes = min(most_passes, self._most_passes, self._num_left)
         self._num_left -= num_passes
         return num_passes
 
     def _holds_for(self, requests: Sequence[Hashable]) -> bool:
         return self._is_clear and (self._is_open or set(requests) <= set(self._requests))
+
+    def give_back(self, num_passes: int) -> None:
+        """A step made so many passes less than it was to."""
+        self._num_left += num_passes
 
     def passed(self, num_passes: int = 1) -> None:
         """A step that followed the plan has run: a token per request and pass."""

@@ -8,4 +8,12 @@ export SGLANG_USE_CPU_ENGINE=1
 export PYTHONPATH="$_dcut_root/dcut_sglang/host/cpu/shims${PYTHONPATH:+:$PYTHONPATH}"
 # More threads than idle cores make every GEMM wait for the slowest one.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-unset _dcut_root
+# libc's allocator slows a server that has been up for minutes by a tenth (bench_results/LOG.md).
+# Debian's libtcmalloc-minimal4 is used where it is installed, as SGLang's guide to CPUs does.
+for _dcut_lib in /usr/lib/*/libtcmalloc_minimal.so.4 /usr/lib64/libtcmalloc_minimal.so.4; do
+    case "${LD_PRELOAD:-}" in
+        *malloc*) break ;;
+    esac
+    [ ! -e "$_dcut_lib" ] || export LD_PRELOAD="$_dcut_lib${LD_PRELOAD:+:$LD_PRELOAD}"
+done
+unset _dcut_root _dcut_lib

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dcut_sglang.bench.server import REPO_ROOT
-from dcut_sglang.machine import cpu_info
+from dcut_sglang.machine import allocator, cpu_info
 
 
 def conditions(**more: Any) -> dict[str, Any]:
@@ -30,6 +30,7 @@ def conditions(**more: Any) -> dict[str, Any]:
             "cpu": cpu_info().get("model name", platform.processor()),
             "cores": os.cpu_count(),
             "python": platform.python_version(),
+            "allocator": allocator(),
         },
         **more,
     }

@@ -144,6 +144,7 @@ SEAMS = (
         "sglang.srt.managers.schedule_batch:Req.update_finish_state",
         (*_SELF, "new_accepted_len"),
     ),
+    Seam("sglang.srt.managers.scheduler:Scheduler.init_request_receiver", _SELF),
     Seam(
         "sglang.srt.mem_cache.allocation:get_last_loc",
         ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor"),

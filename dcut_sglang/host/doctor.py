@@ -14,6 +14,7 @@ from dcut_sglang.config import DCutConfig
 from dcut_sglang.cost import CostTable, CostTableError
 from dcut_sglang.host import compat
 from dcut_sglang.host.cpu.activate import BACKEND_NAME, cpu_engine_enabled
+from dcut_sglang.machine import allocator
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def _environment() -> Iterator[Finding]:
     if torch.cuda.is_available():
         yield Finding("device", None, f"{torch.cuda.get_device_name()}: not served yet, CPU only")
     yield Finding("torch", None, f"{torch.__version__}, {torch.get_num_threads()} threads")
+    yield Finding("allocator", None, _allocator())
     shims = Path(__file__).parent / "cpu" / "shims"
     on_path = str(shims) in os.environ.get("PYTHONPATH", "").split(os.pathsep)
     yield Finding(
@@ -87,6 +89,13 @@ def _environment() -> Iterator[Finding]:
         if cpu_engine_enabled() and on_path
         else "not set up; run: source scripts/cpu_env.sh",
     )
+
+
+def _allocator() -> str:
+    found = allocator()
+    if found != "libc":
+        return found
+    return "libc's; tcmalloc is faster on a CPU: apt-get install libtcmalloc-minimal4"
 
 
 def _plugins() -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_spec
 
-from dcut_sglang.host import aborts, flag, requests, sampling, state, weights
+from dcut_sglang.host import aborts, flag, passes, requests, sampling, state, weights
 from dcut_sglang.host.cpu import allocation, determinism, linear, rivals
 from dcut_sglang.host.cpu.activate import cpu_engine_enabled
 
@@ -123,6 +123,12 @@ HOOKS = (
         aborts.end_where_due,
         HookType.AROUND,
         "a request aborted in the step that ends it keeps what that step accepted past its end",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.init_request_receiver",
+        passes.watch_arrivals,
+        HookType.AFTER,
+        "a worker cannot see that a request waits for the end of its step",
     ),
     Hook(
         "sglang.srt.mem_cache.allocation.get_last_loc",

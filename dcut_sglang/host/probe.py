@@ -26,7 +26,7 @@ from dcut_sglang.host.device import step_clock
 from dcut_sglang.host.draft import draft_hidden, no_drafts
 from dcut_sglang.host.metrics import StepTimer
 from dcut_sglang.host.window import BlockWindow, open_window, part_of
-from dcut_sglang.machine import cpu_info
+from dcut_sglang.machine import allocator, cpu_info
 from dcut_sglang.probe import ProbeReport, StepRunner, format_table, probe_costs
 from dcut_sglang.survival import keep_best, survival
 
@@ -237,6 +237,7 @@ def make_fingerprint(worker: Any, config: DCutConfig) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": _device_name(worker.device),
         "threads": torch.get_num_threads(),
+        "allocator": allocator(),
         "ranks": worker.ranks.size,
         "dtype": str(runner.dtype),
         "attention_backend": type(runner.attn_backend).__name__,

@@ -28,7 +28,7 @@ from dcut_sglang.host.head import DraftHead, draft_vocabulary
 from dcut_sglang.host.hooks import verify_hooks
 from dcut_sglang.host.learning import Learning
 from dcut_sglang.host.metrics import StepMetrics, StepTimer
-from dcut_sglang.host.passes import count_passes, most_passes
+from dcut_sglang.host.passes import Arrivals, count_passes, most_passes
 from dcut_sglang.host.probe import load_or_probe
 from dcut_sglang.host.ranks import LedStages, Ranks
 from dcut_sglang.host.recording import record
@@ -61,6 +61,7 @@ class DCutWorker(DFlashWorkerV2):
         self.learning: Learning | None = None
         self.probe_s = 0.0
         self.forced: Forced | None = None
+        self.arrivals = Arrivals()
         self.chooser = Chooser(self.model_runner.sampler)
         self.metrics = StepMetrics(self.block_size)
         self.trace: TraceWriter | None = None
@@ -142,7 +143,7 @@ class DCutWorker(DFlashWorkerV2):
         self, batch: Any, on_publish: Any, grammar_barrier: Any = None
     ) -> GenerationBatchResult:
         """Plan, draft, decide, verify, accept, commit; then learn from what came of it."""
-        assert self.learning is not None, "the costs are measured before serving"
+        assert self.learning and self.controller, "the costs are measured before serving"
         timer = StepTimer(self.device)
         window = open_window(self, batch, self.block_size)
         contexts = window.prefix_lens
@@ -164,6 +165,9 @@ class DCutWorker(DFlashWorkerV2):
             batch, window, drafts, verify_lens, num_rows, on_publish, timer, grammar_barrier
         )
         for _ in range(1, plan.num_passes):
+            if self.arrivals.are_waiting():
+                plan = self.controller.cut_short(plan, accepted.num_passes)
+                break
             window = advanced(window, accepted.bonus)
             target, behind = self.verify_and_commit(
                 batch, window, drafts, verify_lens, num_rows, timer=timer
@@ -205,7 +209,7 @@ class DCutWorker(DFlashWorkerV2):
 
     def _own_plan(self, batch: Any, context: float) -> Plan:
         assert self.controller is not None
-        passes = most_passes(batch, self.block_size)
+        passes = most_passes(self, batch)
         if self.forced is not None:
             bs, step = len(batch.reqs), self.metrics.steps
             return self.controller.forced(self.forced, bs, context, step, passes)
@@ -297,7 +301,7 @@ class DCutWorker(DFlashWorkerV2):
         )
 
 
-def _to_share(plan: Plan | None) -> tuple[Mode, IntArray, int, int]:
+def _to_share(plan: Plan | None) -> tuple[Mode, IntArray, int]:
     """What the other ranks need of rank 0's plan."""
     assert plan is not None, "only rank 0, which has a plan, is asked"
-    return plan.mode, plan.drafted, plan.block_size, plan.num_passes
+    return plan.mode, plan.drafted, plan.block_size

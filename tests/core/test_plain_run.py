@@ -24,7 +24,7 @@ PRICES = Prices(tokens_per_ms=0.2, row_ms=1.0, head_row_ms=0.1)
 
 def plain_plan(requests: list[Hashable]) -> Plan:
     controller = Controller(Selector(TABLE, DCutConfig()))
-    return controller.following("plain", np.arange(0), TABLE.block_size, 1, len(requests), 64.0)
+    return controller.following("plain", np.arange(0), TABLE.block_size, len(requests), 64.0)
 
 
 def values_of(requests: list[Hashable]) -> ValueModel:
@@ -50,22 +50,20 @@ def test_as_if_every_pass_had_been_weighed(batches: list[list[int]], most: int, 
     run = PlainRun(followed, step_ms=1e6)
     begun = run.begin(plain_plan(everybody), everybody, is_clear=True, is_open=True)
     assert begun.num_passes == 1  # the most, unless it is said otherwise
-    num_passes, before, waits = 0, everybody, 0
+    num_passes, rng = 0, np.random.default_rng(seed)
     for batch in batches:
         plan = run.follow(batch, 64.0, TABLE, most)
         if num_passes == 7:
             assert plan is None
             break
         assert plan is not None and plan.is_followed and plan.costs.bs == len(batch)
-        # Whoever comes for the place of one that left waits for one pass.
-        if len(batch) != len(before):
-            waits = 4 if len(batch) < len(before) else 0
-        assert plan.num_passes == (1 if waits else min(most, 7 - num_passes))
-        waits = max(0, waits - 1)
-        run.passed(plan.num_passes)
-        num_passes, before = num_passes + plan.num_passes, batch
+        assert plan.num_passes == min(most, 7 - num_passes)
+        made = int(rng.integers(1, plan.num_passes + 1))  # somebody came
+        run.give_back(plan.num_passes - made)
+        run.passed(made)
+        num_passes += made
         none = np.zeros(len(batch), dtype=np.int64)
-        for _ in range(plan.num_passes):
+        for _ in range(made):
             weighed.advance(batch, none, none + 1)
     assert run.end() == num_passes
     assert run.end() == 0
@@ -76,36 +74,49 @@ def test_as_if_every_pass_had_been_weighed(batches: list[list[int]], most: int, 
 
 def test_how_long_a_plan_holds() -> None:
     requests: list[Hashable] = ["a", "b"]
-    for is_clear, length in ((True, 8), (False, 4)):
-        run = PlainRun(ValueModel(DEPTH))
-        assert run.follow(requests, 64.0, TABLE) is None
-        run.begin(plain_plan(requests), requests, is_clear, is_open=False)
-        num_followed = 0
-        while run.follow(requests, 64.0, TABLE) is not None:
-            num_followed += 1
-        assert num_followed == length - 1
+    run = PlainRun(ValueModel(DEPTH))
+    assert run.follow(requests, 64.0, TABLE) is None
+    run.begin(plain_plan(requests), requests, is_clear=False, is_open=False)
+    num_followed = 0
+    while run.follow(requests, 64.0, TABLE) is not None:
+        num_followed += 1
+    assert num_followed == 7
 
 
-def test_steps_wait_for_whoever_takes_the_place_of_one_that_left() -> None:
-    full: list[Hashable] = ["a", "b"]
-    run = PlainRun(ValueModel(DEPTH), step_ms=1e6)
-
-    def passes(requests: list[Hashable]) -> int:
-        run.end()
-        return run.begin(plain_plan(requests), requests, True, True, most_passes=5).num_passes
-
-    assert [passes(full), passes(["b"]), passes(["b"]), passes(["b", "c"])] == [5, 1, 1, 5]
-    # Nobody comes: after a while it goes on.
-    assert [passes(["c"]) for _ in range(6)] == [1, 1, 1, 1, 5, 5]
+def test_a_step_cut_short_leaves_the_plan_its_passes_and_looks_their_time() -> None:
+    """Whether a message cuts a step short or not, the same passes follow the plan, and the same
+    time is set aside."""
+    requests: list[Hashable] = ["a", "b"]
+    saved_ms, num_steps = [], []
+    for made in (5, 1):
+        controller = Controller(Selector(TABLE, DCutConfig(plain_step_ms=1e6)))
+        controller._is_clear = controller._is_open = True
+        plan = plain_plan(requests)
+        passes, steps = 0, 0
+        step = controller._plain_run.begin(plan, requests, True, True, most_passes=5)
+        controller._looking.save(plan.costs, step.num_passes)
+        while True:
+            step = controller.cut_short(step, min(made, step.num_passes))
+            passes, steps = passes + step.num_passes, steps + 1
+            following = controller._plain_run.follow(requests, 64.0, TABLE, 5)
+            if following is None:
+                break
+            controller._looking.save(plan.costs, following.num_passes)
+            step = following
+        assert passes == 8
+        saved_ms.append(controller._looking._saved_ms)
+        num_steps.append(steps)
+    assert num_steps == [2, 8]
+    np.testing.assert_allclose(*saved_ms)
 
 
 def test_a_step_makes_no_more_passes_than_the_plan_is_good_for() -> None:
     requests: list[Hashable] = ["a", "b"]
     run = PlainRun(ValueModel(DEPTH), step_ms=1e6)
-    assert run.begin(plain_plan(requests), requests, False, False, most_passes=3).num_passes == 3
-    plan = run.follow(requests, 64.0, TABLE, 3)
-    assert plan is not None and plan.num_passes == 1  # the last of four
-    assert run.follow(requests, 64.0, TABLE, 3) is None
+    assert run.begin(plain_plan(requests), requests, False, False, most_passes=5).num_passes == 5
+    plan = run.follow(requests, 64.0, TABLE, 5)
+    assert plan is not None and plan.num_passes == 3  # the last of eight
+    assert run.follow(requests, 64.0, TABLE, 5) is None
 
 
 @given(st.floats(0, 1e3), st.integers(1, 32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -48,6 +49,18 @@ def test_nobody_is_run_past_its_end(dcut_paged: Server) -> None:
     assert [len(a["output_ids"]) for a in found] == [7, 18, 33]
     assert counters["request_steps"] == sum(a["meta_info"]["spec_verify_ct"] for a in found)
     assert counters["tokens_emitted"] == 7 + 18 + 33 - 3
+
+
+def test_a_message_ends_the_step(dcut_paged: Server) -> None:
+    """Whoever comes does not wait for more than the pass that runs."""
+    num_tokens = 140
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(counted, dcut_paged, body(max_new_tokens=num_tokens))
+        while not running.done():
+            dcut_paged.dcut()
+        found, counters = running.result()
+    assert found["meta_info"]["spec_verify_ct"] == num_tokens - 1 == counters["steps"]
+    assert counters["scheduler_steps"] > -(-counters["steps"] // BLOCK_SIZE)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,9 @@ def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
         # Chromium has no sandbox for root.
         root = ["--no-sandbox"] if os.geteuid() == 0 else []
-        found = playwright.chromium.launch(executable_path=path, args=root)
+        # It has an allocator of its own.
+        env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+        found = playwright.chromium.launch(executable_path=path, args=root, env=env)
         yield found
         found.close()
 
