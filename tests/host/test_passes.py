@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import zmq
 from features import Body, answer, assert_same_answers
 from features import with_margins as margins
 from harness import BLOCK_SIZE, prompts
 
 from dcut_sglang.bench.server import Server
+from dcut_sglang.host.passes import Arrivals
 
 NUM_TOKENS = 39
 
@@ -49,6 +52,27 @@ def test_nobody_is_run_past_its_end(dcut_paged: Server) -> None:
     assert [len(a["output_ids"]) for a in found] == [7, 18, 33]
     assert counters["request_steps"] == sum(a["meta_info"]["spec_verify_ct"] for a in found)
     assert counters["tokens_emitted"] == 7 + 18 + 33 - 3
+
+
+def test_arrivals_are_seen_until_they_are_read() -> None:
+    arrivals = Arrivals()
+    assert not arrivals.can_be_seen and not arrivals.are_waiting()
+    arrivals.watch(object())  # SGLang has other channels than sockets
+    assert not arrivals.can_be_seen
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.PULL) as end,
+        context.socket(zmq.PUSH) as other,
+    ):
+        other.connect(f"tcp://127.0.0.1:{end.bind_to_random_port('tcp://127.0.0.1')}")
+        arrivals.watch(end)
+        assert arrivals.can_be_seen and not arrivals.are_waiting()
+        other.send(b"a request")
+        deadline = time.monotonic() + 10
+        while not arrivals.are_waiting():
+            assert time.monotonic() < deadline
+        assert arrivals.are_waiting()  # looking takes nothing away
+        assert end.recv() == b"a request" and not arrivals.are_waiting()
 
 
 def test_a_message_ends_the_step(dcut_paged: Server) -> None:
