@@ -12,12 +12,18 @@ plot() { # ROWS [further arguments]: figures and tables in bench_results/figures
     bash -c 'source scripts/cpu_env.sh && exec .venv/bin/python scripts/plot.py "$@"' plot "$@"
 }
 
-ablations() { # NAME VARIANT...: six servers at a time fit into 24 GB
-    local rows="bench_results/bench-ablations-$1-smollm2.jsonl"
+three_loads() { # NAME ARM...: six servers at a time fit into 24 GB
+    local rows="bench_results/bench-$1-smollm2.jsonl"
     shift
     make setup
     bash -c 'source scripts/cpu_env.sh && exec .venv/bin/python scripts/bench.py "$@"' bench \
-        --arms plain dcut "${@/#/dcut-}" --data mixed hard --concurrency 1 8 32 --tokens 40 --out "$rows"
+        --arms "$@" --data mixed hard --concurrency 1 8 32 --tokens 40 --out "$rows"
+}
+
+ablations() { # NAME VARIANT...
+    local name=$1
+    shift
+    three_loads "ablations-$name" plain dcut "${@/#/dcut-}"
 }
 
 case "${1:-}" in
@@ -33,6 +39,9 @@ case "${1:-}" in
         ;;
     bench-ablations-choosing-smollm2) # without one of those to choosing, and as published; 15 minutes
         ablations choosing whole-vocabulary four-ratios uncalibrated paper
+        ;;
+    bench-blocks-smollm2) # blocks of 8 and of 16; 12 minutes
+        three_loads blocks plain dflash dflash-8 dcut dcut-8
         ;;
     bench-tiny)         # the same on the tiny pair
         make bench MODEL=tiny
