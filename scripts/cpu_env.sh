@@ -8,7 +8,7 @@ export SGLANG_USE_CPU_ENGINE=1
 export PYTHONPATH="$_dcut_root/dcut_sglang/host/cpu/shims${PYTHONPATH:+:$PYTHONPATH}"
 # More threads than idle cores make every GEMM wait for the slowest one.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-# libc's allocator slows a server that has been up for minutes by a tenth (bench_results/LOG.md).
+# libc's allocator costs up to 18 % of a server's decoding (bench_results/LOG.md).
 # Debian's libtcmalloc-minimal4 is used where it is installed, as SGLang's guide to CPUs does.
 for _dcut_lib in /usr/lib/*/libtcmalloc_minimal.so.4 /usr/lib64/libtcmalloc_minimal.so.4; do
     case "${LD_PRELOAD:-}" in

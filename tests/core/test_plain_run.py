@@ -74,13 +74,14 @@ def test_as_if_every_pass_had_been_weighed(batches: list[list[int]], most: int, 
 
 def test_how_long_a_plan_holds() -> None:
     requests: list[Hashable] = ["a", "b"]
-    run = PlainRun(ValueModel(DEPTH))
-    assert run.follow(requests, 64.0, TABLE) is None
-    run.begin(plain_plan(requests), requests, is_clear=False, is_open=False)
-    num_followed = 0
-    while run.follow(requests, 64.0, TABLE) is not None:
-        num_followed += 1
-    assert num_followed == 7
+    for is_clear in (True, False):
+        run = PlainRun(ValueModel(DEPTH))
+        assert run.follow(requests, 64.0, TABLE) is None
+        run.begin(plain_plan(requests), requests, is_clear, is_open=False)
+        num_followed = 0
+        while run.follow(requests, 64.0, TABLE) is not None:
+            num_followed += 1
+        assert num_followed == 7
 
 
 def test_a_step_cut_short_leaves_the_plan_its_passes_and_looks_their_time() -> None:
